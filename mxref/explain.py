@@ -1,0 +1,165 @@
+"""One block, step by step: how a quantizer got from values to bytes."""
+
+import math
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+
+import torch
+
+from mxref.blocks import BlockTensor, dequantize, quantize
+from mxref.elements import check_float, decode_codes
+from mxref.formats import BlockFormat, ElementFormat, block_format
+from mxref.orders import ENCODE_ORDERS
+from mxref.recipes import Recipe
+from mxref.registry import op
+
+
+@dataclass(frozen=True)
+class ElementStep:
+    """One element: `quotient` is x over the scale, `below` and `above` the element values around it."""
+
+    x: float
+    quotient: float
+    below: float
+    above: float
+    tie: bool
+    saturated: bool
+    code: int
+    bits: str
+    value: float
+    decoded: float
+    error: float
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One block: `raw_scale` is the scale before it is rounded to the scale format, where the recipe has one."""
+
+    format: str
+    recipe: str
+    amax: float
+    tensor_scale: float | None
+    raw_scale: float | None
+    scale_code: int
+    scale: float
+    elements: tuple[ElementStep, ...]
+
+    def to_dict(self) -> dict:
+        """Plain dicts and lists, for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        raw = "" if self.raw_scale is None else f"raw scale {self.raw_scale:.9g} -> "
+        tensor = "" if self.tensor_scale is None else f", tensor scale {self.tensor_scale:.9g}"
+        lines = [
+            f"{self.format}, recipe {self.recipe}",
+            f"amax {self.amax:.9g}{tensor}, {raw}scale code 0x{self.scale_code:02X} = {self.scale:.9g}",
+            f"{'x':>14} {'x / scale':>14} {'below':>9} {'above':>9}  {'':<9} {'code':<14} {'value':>9} {'decoded':>14} {'error':>11}",
+        ]
+        for e in self.elements:
+            note = "tie" if e.tie else "saturated" if e.saturated else ""
+            lines.append(
+                f"{e.x:>14.8g} {e.quotient:>14.8g} {e.below:>9.5g} {e.above:>9.5g}  {note:<9} 0x{e.code:02X} {e.bits:<9} "
+                f"{e.value:>9.5g} {e.decoded:>14.8g} {e.error:>11.3g}"
+            )
+        return "\n".join(lines)
+
+
+@op
+def explain(
+    x: torch.Tensor,
+    format: str | BlockFormat,
+    *,
+    recipe: str | Recipe | None = None,
+    tensor_scale: str | torch.Tensor | None = None,
+    seed: int | None = None,
+) -> Explanation:
+    """Show how one block is quantized: amax, raw scale, scale code, and each element's quotient, neighbours and error.
+
+    `x`: one block, `[n]` with n at most the format's block size, float32, bfloat16 or float16; it is also the
+    tensor that a tensor scale is taken of. `quotient` is what the recipe's order rounds; `tie` says that it lies
+    exactly halfway between its neighbours. Codes and decoded values are those of `quantize` and `dequantize`.
+    Raises as `quantize`, and ValueError if `x` is not one block or the recipe spans rows or transforms.
+
+    >>> print(explain(torch.tensor([7.0, 1.25]), "mxfp4"))
+    mxfp4, recipe ocp(scale_rule='floor')
+    amax 7, scale code 0x7F = 1
+                 x      x / scale     below     above            code               value        decoded       error
+                 7              7         6         6  saturated 0x07 0.11.1            6              6          -1
+              1.25           1.25         1       1.5  tie       0x02 0.01.0            1              1       -0.25
+    """
+    check_float("x", x)
+    format = block_format(format)
+    if x.ndim != 1 or not 1 <= x.numel() <= format.block_size:
+        raise ValueError(f"x has shape {list(x.shape)}: expected one block, [1 to {format.block_size}]")
+    x = x.detach().cpu()
+    q = quantize(x, format, recipe=recipe, tensor_scale=tensor_scale, seed=seed)
+    if q.recipe.block_rows > 1 or q.recipe.transform is not None:
+        raise ValueError(f"recipe {q.recipe.name!r} spans rows or transforms: there is no single block to explain")
+    scale = decode_codes(q.scales, format.scale)[0]
+    raw_scale, quotients = _steps(x.float(), q, scale)
+    decoded = dequantize(q).tolist()
+    elements = tuple(
+        _element_step(value, quotient, code, back, format.element)
+        for value, quotient, code, back in zip(x.tolist(), quotients, q.codes.tolist(), decoded)
+    )
+    return Explanation(
+        format=format.name,
+        recipe=str(q.recipe),
+        amax=float(x.float().abs().max()),
+        tensor_scale=None if q.tensor_scale is None else float(q.tensor_scale),
+        raw_scale=raw_scale,
+        scale_code=int(q.scales[0]),
+        scale=float(scale),
+        elements=elements,
+    )
+
+
+def _steps(x: torch.Tensor, q: BlockTensor, scale: torch.Tensor) -> tuple[float | None, list[Fraction | float]]:
+    """The block scale before rounding (None for a power of two, whose exponent is computed), and what is rounded to codes."""
+    order = ENCODE_ORDERS[q.recipe.encode_order]
+    if q.format.scale.is_power_of_two:
+        return None, _ratios(x, float(scale))
+    tensor = order.given(torch.ones(()) if q.tensor_scale is None else q.tensor_scale.cpu())
+    amax = x.abs().max()
+    if order.block_scale is None:
+        raw = float(amax) / (q.format.element.max * float(tensor.stored))
+        return raw, _ratios(x, float(scale.double() * tensor.stored.double()))
+    products = x * order.multiplier(scale, tensor)
+    return float(order.block_scale(amax, tensor, q.format.element.max)), _ratios(products, 1.0)
+
+
+def _ratios(x: torch.Tensor, divisor: float) -> list[Fraction | float]:
+    """Exact quotients; a float where one is not finite."""
+    if divisor == 0 or not math.isfinite(divisor):
+        return (x / divisor).tolist()
+    return [Fraction(value) / Fraction(divisor) if math.isfinite(value) else value / divisor for value in x.tolist()]
+
+
+def _element_step(x: float, quotient: Fraction | float, code: int, decoded: float, element: ElementFormat) -> ElementStep:
+    magnitude = abs(quotient)
+    below = max((v for v in element.positive if v <= magnitude), default=0.0)
+    above = min((v for v in element.positive if v >= magnitude), default=element.max)
+    sign = -1.0 if quotient < 0 else 1.0
+    return ElementStep(
+        x=x,
+        quotient=float(quotient),
+        below=sign * below,
+        above=sign * above,
+        tie=below != above and 2 * magnitude == Fraction(below) + Fraction(above),
+        saturated=magnitude > element.max,
+        code=code,
+        bits=_bit_fields(code, element),
+        value=element.values[code],
+        decoded=decoded,
+        error=decoded - x,
+    )
+
+
+def _bit_fields(code: int, element: ElementFormat) -> str:
+    """Sign, exponent and mantissa bits, separated by dots."""
+    text = f"{code:0{element.bits}b}"
+    if element.kind == "integer":
+        return text
+    fields = (text[: element.signed], text[element.signed : element.signed + element.exponent_bits], text[-element.mantissa_bits :])
+    return ".".join(part for part in fields if part)

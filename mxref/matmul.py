@@ -1,0 +1,309 @@
+"""Block-scaled matrix products, defined so that their bits can be reproduced anywhere.
+
+The dot product of two blocks is exact, so nobody can tell in which order it was computed; the order
+that does matter, of the float32 additions across blocks, is fixed: ascending K, one addition a block.
+
+Why a block dot is exact: every finite element is an integer multiple of its format's quantum, at
+most `largest_multiple` times it. Any partial sum of n products is then an integer of at most
+n * largest_multiple(a) * largest_multiple(b) quanta; if that fits in a significand's p bits, every
+partial sum is representable and no addition rounds, in any order, fused or not.
+"""
+
+from math import ceil, log2
+
+import torch
+
+from mxref.blocks import BlockTensor, canonical, check_dtype, dequantize
+from mxref.elements import check_choice, check_codes, check_float, decode_codes
+from mxref.formats import ElementFormat, element_format
+from mxref.registry import op
+
+SEMANTICS = ("blockwise", "dequantized")
+
+_FLOAT32_BITS, _FLOAT64_BITS = 24, 53
+_PRODUCTS_AT_ONCE = 1 << 18  # outputs of a block row that stay in cache while the blocks go by
+
+
+def dot_bits(a: ElementFormat, b: ElementFormat, length: int) -> int:
+    """Significand bits that an exact dot product of `length` elements of `a` and `b` can need.
+
+    >>> e2m1 = element_format("e2m1")
+    >>> dot_bits(e2m1, e2m1, 32), dot_bits(element_format("e5m2"), element_format("e5m2"), 32)
+    (13, 69)
+    """
+    return ceil(log2(length * a.largest_multiple * b.largest_multiple))
+
+
+@op
+def block_dot(
+    a_codes: torch.Tensor, b_codes: torch.Tensor, a_element: str | ElementFormat, b_element: str | ElementFormat
+) -> torch.Tensor:
+    """Dot products of one block of each of M rows with one block of each of N rows.
+
+    `a_codes`: uint8 `[M, n]`, `b_codes`: uint8 `[N, n]`, element codes. Returns float32 `[M, N]`: the exact sums
+    of products, rounded once to nearest even (for FP4, FP6 and INT8 in any pairing nothing is left to
+    round). NaN and Inf elements follow IEEE 754. Raises ValueError for codes or shapes that do not fit, or
+    formats so wide that no exact path is known. Source: OCP MX v1.0, 6.1 (Dot).
+
+    >>> codes = torch.tensor([[7, 7, 1]], dtype=torch.uint8)
+    >>> block_dot(codes, codes, "e2m1", "e2m1").item()
+    72.25
+    """
+    a_element, b_element = element_format(a_element), element_format(b_element)
+    check_codes("a_codes", a_codes, a_element)
+    check_codes("b_codes", b_codes, b_element)
+    if a_codes.ndim != 2 or b_codes.ndim != 2 or a_codes.shape[1] != b_codes.shape[1]:
+        raise ValueError(f"a_codes {list(a_codes.shape)} and b_codes {list(b_codes.shape)}: expected [M, n] and [N, n]")
+    dot = _exact_dot(a_element, b_element, max(a_codes.shape[1], 1), a_codes.device)
+    return canonical(dot(decode_codes(a_codes, a_element), decode_codes(b_codes, b_element)) + 0.0)  # a zero sum is +0
+
+
+@op
+def matmul(
+    a: BlockTensor | torch.Tensor,
+    b: BlockTensor,
+    *,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype = torch.float32,
+    semantics: str = "blockwise",
+) -> torch.Tensor:
+    """C = A B^T of block-scaled operands, both blocked along K.
+
+    `a`: BlockTensor `[..., M, K]`, or a float32, bfloat16 or float16 tensor (weight-only). `b`: BlockTensor
+    `[N, K]`. `bias`: `[N]`, widened to float32. Returns `[..., M, N]` in `out_dtype`.
+
+    `semantics="blockwise"`: from acc = +0, for each block j ascending, acc += dot_j * scale_a * scale_b, where
+    dot_j is the exact block dot rounded once to float32 and scales with a mantissa multiply before powers
+    of two; then alpha * acc with alpha the float32 product of the tensor scales (reciprocals of those stored to
+    divide), then + bias, then one rounding to `out_dtype`. With different block sizes j runs over the
+    smaller blocks.
+    `"dequantized"` (and always for a plain `a`): both operands are decoded to `a`'s dtype (`out_dtype` where `a`
+    is a BlockTensor), scales included; each block of `b` is a float64 chain of products in ascending order,
+    rounded once to float32 and added to the float32 accumulator; then + bias and one rounding.
+    All roundings are to nearest even; NaN comes out canonical.
+
+    Raises TypeError for other types or dtypes; ValueError for shapes that do not fit, an axis other than the
+    last, block sizes of which neither divides the other, or transforms that differ.
+    Source: OCP MX v1.0, 6.1 and 6.2; order across blocks as in Transformer Engine's NVFP4 reference.
+
+    >>> from mxref.blocks import quantize
+    >>> a = quantize(torch.ones(1, 64), "mxfp4")
+    >>> matmul(a, a).item()
+    64.0
+    """
+    check_choice("semantics", semantics, SEMANTICS)
+    check_dtype("out_dtype", out_dtype)
+    _check_operands(a, b, bias)
+    if isinstance(a, BlockTensor) and semantics == "blockwise":
+        acc = _blockwise(a, b)
+    else:
+        values = dequantize(a, out_dtype) if isinstance(a, BlockTensor) else a
+        acc = _dequantized(values, dequantize(b, values.dtype), b.format.block_size)
+    if bias is not None:
+        acc = acc + bias.float()
+    return canonical(acc.to(out_dtype))
+
+
+def _check_operands(a: BlockTensor | torch.Tensor, b: BlockTensor, bias: torch.Tensor | None) -> None:
+    if not isinstance(b, BlockTensor):
+        raise TypeError(f"b is a {type(b).__name__}: expected a BlockTensor")
+    if not isinstance(a, BlockTensor):
+        check_float("a", a)
+    if b.ndim != 2 or a.ndim < 2 or a.shape[-1] != b.shape[-1]:
+        raise ValueError(f"a {list(a.shape)} and b {list(b.shape)}: expected [..., M, K] and [N, K] with the same K")
+    for name, operand in (("a", a), ("b", b)):
+        if isinstance(operand, BlockTensor) and operand.axis != -1:
+            raise ValueError(f"{name} is blocked along axis {operand.axis}: expected the last, along which the product sums")
+    if isinstance(a, BlockTensor):
+        sizes = sorted((a.format.block_size, b.format.block_size))
+        if sizes[1] % sizes[0]:
+            raise ValueError(f"a has blocks of {a.format.block_size}, b of {b.format.block_size}: one must divide the other")
+        if a.recipe.transform != b.recipe.transform:
+            raise ValueError(f"a is transformed by {a.recipe.transform}, b by {b.recipe.transform}: they must be the same")
+    if a.device != b.device:
+        raise ValueError(f"a is on {a.device}, b on {b.device}: expected one device")
+    if bias is not None:
+        check_float("bias", bias)
+        if bias.shape != b.shape[:1]:
+            raise ValueError(f"bias has shape {list(bias.shape)}: expected [N] = {list(b.shape[:1])}")
+
+
+# ---- blockwise ------------------------------------------------------------------------------------------------------
+
+
+def _blockwise(a: BlockTensor, b: BlockTensor) -> torch.Tensor:
+    block = min(a.format.block_size, b.format.block_size)
+    blocks = -(-a.shape[-1] // block)
+    dot = _exact_dot(a.format.element, b.format.element, block, a.device)
+    a_rows, b_rows = a.codes.reshape(-1, a.shape[-1]), b.codes
+    a_scales = _scale_of_each_block(a, block, blocks).reshape(-1, blocks)
+    b_scales = _scale_of_each_block(b, block, blocks)
+
+    acc = torch.zeros(a_rows.shape[0], b_rows.shape[0], dtype=torch.float32, device=a.device)
+    b_values = decode_codes(b_rows, b.format.element)
+    step = max(1, _PRODUCTS_AT_ONCE // max(1, b_rows.shape[0]))
+    for start in range(0, a_rows.shape[0], step):
+        rows = slice(start, start + step)
+        a_values = decode_codes(a_rows[rows], a.format.element)
+        for j in range(blocks):
+            k = slice(j * block, (j + 1) * block)
+            product = dot(a_values[:, k], b_values[:, k])
+            acc[rows] += _apply_scales(product, a, b, a_scales[rows, j], b_scales[:, j])
+    alpha = _alpha(a, b)
+    acc = acc.reshape(*a.shape[:-1], b.shape[0])
+    return acc if alpha is None else alpha * acc
+
+
+def _scale_of_each_block(q: BlockTensor, block: int, blocks: int) -> torch.Tensor:
+    """Scale codes `[..., M, blocks]`, one for each row and each run of `block` elements."""
+    scales = q.scales
+    if q.recipe.block_rows > 1:
+        scales = scales.repeat_interleave(q.recipe.block_rows, dim=-2)[..., : q.shape[-2], :]
+    return scales.repeat_interleave(q.format.block_size // block, dim=-1)[..., :blocks]
+
+
+def _apply_scales(
+    product: torch.Tensor, a: BlockTensor, b: BlockTensor, a_scale: torch.Tensor, b_scale: torch.Tensor
+) -> torch.Tensor:
+    """product `[M, N]` times both scales: those with a mantissa first, then the power of two, in two exact halves."""
+    exponent = None
+    for scale, format, column in ((a_scale, a.format.scale, True), (b_scale, b.format.scale, False)):
+        if not format.is_power_of_two:
+            factor = decode_codes(scale, format)
+            product = product * (factor[:, None] if column else factor)
+    for scale, format, column in ((a_scale, a.format.scale, True), (b_scale, b.format.scale, False)):
+        if format.is_power_of_two:
+            power = scale.int() - format.bias
+            power = power[:, None] if column else power
+            exponent = power if exponent is None else exponent + power
+            nan = scale == format.nan_code
+            if nan.any():
+                product = product.masked_fill(nan[:, None] if column else nan, torch.nan)
+    if exponent is None:
+        return product
+    half = exponent >> 1
+    return product * _power_of_two(half) * _power_of_two(exponent - half)
+
+
+def _power_of_two(exponent: torch.Tensor) -> torch.Tensor:
+    """2^exponent as float32 for -127 <= exponent <= 128 (a NaN scale's 128 is not looked at)."""
+    e8m0 = element_format("e8m0")
+    return decode_codes((exponent + e8m0.bias).clamp(max=e8m0.max_code), e8m0)
+
+
+def _alpha(a: BlockTensor, b: BlockTensor) -> torch.Tensor | None:
+    """Float32 product of the tensor scales, to broadcast to `[..., M, N]`; None where neither has one."""
+    factors = []
+    for q, column in ((a, True), (b, False)):
+        if q.tensor_scale is None:
+            continue
+        scale = q.tensor_scale
+        if q.recipe.tensor_scale_direction == "divide":
+            scale = torch.ones_like(scale) / scale
+        factors.append(scale if column or scale.ndim == 0 else scale.reshape(1, -1))
+    if not factors:
+        return None
+    return factors[0] if len(factors) == 1 else factors[0] * factors[1]
+
+
+def _exact_dot(a: ElementFormat, b: ElementFormat, length: int, device: torch.device):
+    """The function of decoded values `[M, n]`, `[N, n]` that gives their exact dots, rounded once to float32."""
+    bits = dot_bits(a, b, length)
+    if bits <= _FLOAT32_BITS:
+        return lambda x, y: x @ y.T
+    if device.type == "mps":
+        raise ValueError(f"device 'mps' has no float64, which an exact {a.name} x {b.name} product needs: use 'cpu'")
+    if bits <= _FLOAT64_BITS:
+        return lambda x, y: (x.double() @ y.double().T).float()
+    widest = max(_half_bits(a, b, length))
+    if widest > _FLOAT64_BITS:
+        raise ValueError(f"{a.name} x {b.name}: an exact dot of {length} elements needs {widest} bits even when split at 1")
+    return _split_dot
+
+
+def _half_bits(a: ElementFormat, b: ElementFormat, length: int) -> tuple[int, int, int]:
+    """Bits of the high x high, mixed and low x low sums when both formats are split at |x| = 1."""
+    a_high, b_high = 2.0**-a.mantissa_bits, 2.0**-b.mantissa_bits  # quanta of the values from 1 on
+    sums = (
+        (a.max * b.max, a_high * b_high),
+        (a.max + b.max, min(a_high * b.quantum, a.quantum * b_high)),
+        (1.0, a.quantum * b.quantum),
+    )
+    return tuple(ceil(log2(length * largest / quantum)) for largest, quantum in sums)
+
+
+def _split_dot(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Exact dots of formats whose range exceeds float64's significand, rounded once to float32.
+
+    Split at |x| = 1, the high x high, mixed and low x low sums are each exact in float64. They are added with
+    round-to-odd, which keeps the information that the last rounding, to float32, needs.
+    """
+    x, y = x.double(), y.double()
+    whole = x @ y.T  # rounded, but it knows NaN and Inf
+    x, y = x.masked_fill(~x.isfinite(), 0.0), y.masked_fill(~y.isfinite(), 0.0)
+    x_high, y_high = x.masked_fill(x.abs() < 1, 0.0), y.masked_fill(y.abs() < 1, 0.0)
+    x_low, y_low = x - x_high, y - y_high
+    mixed = x_high @ y_low.T + x_low @ y_high.T
+    total = _add_to_odd(_add_to_odd(x_high @ y_high.T, mixed), x_low @ y_low.T)
+    return torch.where(whole.isfinite(), total, whole).float()
+
+
+def _add_to_odd(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a + b in float64, rounded to odd: an inexact sum becomes the neighbour whose last bit is 1."""
+    total = a + b
+    b_part = total - a
+    error = (a - (total - b_part)) + (b - b_part)
+    bits = total.view(torch.int64)
+    # towards the exact sum by one where the rounded one is even and not exact
+    step = torch.where((error > 0) == (total > 0), 1, -1)
+    odd = torch.where((error != 0) & (bits & 1 == 0), bits + step, bits)
+    return odd.view(torch.float64)
+
+
+# ---- dequantized ----------------------------------------------------------------------------------------------------
+
+
+def _dequantized(a: torch.Tensor, b: torch.Tensor, block: int) -> torch.Tensor:
+    if a.device.type == "mps":
+        raise ValueError("device 'mps' has no float64, which the dequantized product is defined in: use 'cpu'")
+    rows = a.reshape(-1, a.shape[-1])
+    acc = torch.zeros(rows.shape[0], b.shape[0], dtype=torch.float32, device=a.device)
+    step = max(1, _PRODUCTS_AT_ONCE // max(1, b.shape[0]))
+    b = b.double()
+    for start in range(0, rows.shape[0], step):
+        part = slice(start, start + step)
+        a_values = rows[part].double()
+        for k in range(0, rows.shape[1], block):
+            acc[part] += _chain_dot(a_values[:, k : k + block], b[:, k : k + block]).float()
+    return acc.reshape(*a.shape[:-1], b.shape[0])
+
+
+def _chain_dot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Float64 `[M, N]`: from +0, the products a[:, i] b[:, i] added in ascending i.
+
+    Where no order can round, as nearly always, a matrix product computes it.
+    """
+    if _spread(a) + _spread(b) + ceil(log2(max(a.shape[1], 1))) <= _FLOAT64_BITS:
+        return a @ b.T
+    total = torch.zeros(a.shape[0], b.shape[0], dtype=torch.float64, device=a.device)
+    for i in range(a.shape[1]):
+        total = total + a[:, i : i + 1] * b[:, i]
+    return total
+
+
+def _spread(x: torch.Tensor) -> int:
+    """Bits such that every entry of a row of `x` is an integer of that many bits times one power of two.
+
+    Infinitely many where an entry is not finite. The entries are float32 numbers, of at most 24 bits.
+    """
+    if not x.numel():
+        return 0
+    if not x.isfinite().all():
+        return 1 << 30
+    mantissa, exponent = torch.frexp(x.abs())
+    lowest_bit = (mantissa * 2.0**_FLOAT32_BITS).long()
+    lowest_bit = torch.frexp((lowest_bit & -lowest_bit).double())[1] - 1 - _FLOAT32_BITS + exponent
+    nonzero = x != 0
+    top = torch.where(nonzero, exponent, -(1 << 20)).amax(-1)
+    bottom = torch.where(nonzero, lowest_bit, 1 << 20).amin(-1)
+    return max(int((top - bottom).max()), 0)

@@ -1,0 +1,125 @@
+"""Orders: the float32 steps between amax and codes where the block scale has a mantissa (NVFP4).
+
+Algebra cannot tell these apart; float32 can. About one code in a thousand sits on a rounding tie
+once its quotient is rounded, so which operation comes first, and whether it divides or multiplies
+by a reciprocal, is part of a recipe's name. Every step is one float32 operation, rounded to nearest
+even; `exact` avoids intermediate rounding and compares in float64, where its products are exact.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from mxref.elements import round_to_codes
+from mxref.formats import FLOAT_MAX, ElementFormat
+
+
+class TensorScale(NamedTuple):
+    """The scale of a whole tensor (or row, or expert): `stored` with the codes, `forward` multiplies on encode."""
+
+    stored: torch.Tensor
+    forward: torch.Tensor
+
+
+@dataclass(frozen=True)
+class EncodeOrder:
+    """One order of operations. All tensors are float32 and broadcast against each other.
+
+    `from_amax(amax, largest)`: the tensor scale that maps a tensor's amax to `largest` = element max x scale max.
+    `given(stored)`: the same from a stored scale. `block_scale(amax, tensor, element_max)`: the block scale
+    before it is rounded to the scale format. `multiplier(block_scale, tensor)`: what x is multiplied by
+    before its code is taken, from the rounded block scale. Both are None for `exact`.
+    """
+
+    from_amax: Callable[[torch.Tensor, float], TensorScale]
+    given: Callable[[torch.Tensor], TensorScale]
+    block_scale: Callable[[torch.Tensor, TensorScale, float], torch.Tensor] | None
+    multiplier: Callable[[torch.Tensor, TensorScale], torch.Tensor] | None
+
+
+def _divide(a: float | torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    # never with a Python number on either side: torch may turn that into a product with a reciprocal
+    return torch.full_like(b, a) / b if isinstance(a, float) else a / b
+
+
+def _float32_ratio(a: float, b: float) -> float:
+    return float(torch.tensor(a, dtype=torch.float32) / torch.tensor(b, dtype=torch.float32))
+
+
+def _nvidia_from_amax(amax: torch.Tensor, largest: float) -> TensorScale:
+    forward = torch.where(amax == 0, 1.0, _divide(largest, amax).clamp(max=FLOAT_MAX))
+    return TensorScale(_divide(1.0, forward), forward)
+
+
+def _nvidia_given(stored: torch.Tensor) -> TensorScale:
+    return TensorScale(stored, _divide(1.0, stored).clamp(max=FLOAT_MAX))
+
+
+def _nvidia_block_scale(amax: torch.Tensor, tensor: TensorScale, element_max: float) -> torch.Tensor:
+    return amax * (tensor.forward * _float32_ratio(1.0, element_max))
+
+
+def _nvidia_multiplier(block_scale: torch.Tensor, tensor: TensorScale) -> torch.Tensor:
+    inverse = _divide(1.0, block_scale * tensor.stored).clamp(max=FLOAT_MAX)
+    return torch.where(block_scale == 0, 0.0, inverse)
+
+
+def _vllm_from_amax(amax: torch.Tensor, largest: float) -> TensorScale:
+    return _vllm_given(_nvidia_from_amax(amax, largest).forward)
+
+
+def _vllm_given(stored: torch.Tensor) -> TensorScale:
+    return TensorScale(stored, stored)
+
+
+def _vllm_block_scale(amax: torch.Tensor, tensor: TensorScale, element_max: float) -> torch.Tensor:
+    return tensor.forward * (amax * _float32_ratio(1.0, element_max))
+
+
+def _vllm_torch_multiplier(block_scale: torch.Tensor, tensor: TensorScale) -> torch.Tensor:
+    product = block_scale * _divide(1.0, tensor.forward)
+    return _divide(1.0, torch.where(product == 0, 1e8, product))  # vLLM's stand-in for the reciprocal of 0
+
+
+def _vllm_triton_multiplier(block_scale: torch.Tensor, tensor: TensorScale) -> torch.Tensor:
+    return torch.where(block_scale == 0, 0.0, tensor.forward / block_scale)
+
+
+def _exact_from_amax(amax: torch.Tensor, largest: float) -> TensorScale:
+    smallest = torch.full_like(amax, 2.0**-149)  # a tensor whose scale would round to 0 still needs a scale > 0
+    stored = torch.where(amax == 0, 1.0, torch.maximum(_divide(amax, torch.full_like(amax, largest)), smallest))
+    return TensorScale(stored, stored)
+
+
+ENCODE_ORDERS: dict[str, EncodeOrder] = {
+    "nvidia": EncodeOrder(_nvidia_from_amax, _nvidia_given, _nvidia_block_scale, _nvidia_multiplier),
+    "vllm_torch": EncodeOrder(_vllm_from_amax, _vllm_given, _vllm_block_scale, _vllm_torch_multiplier),
+    "vllm_triton": EncodeOrder(_vllm_from_amax, _vllm_given, _vllm_block_scale, _vllm_triton_multiplier),
+    "exact": EncodeOrder(_exact_from_amax, _vllm_given, None, None),
+}
+
+# What a decoded element is multiplied by, from the block scale and the stored tensor scale.
+DECODE_ORDERS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "block_times_tensor": lambda block_scale, stored: block_scale * stored,
+    "block_over_tensor": lambda block_scale, stored: block_scale / stored,
+}
+
+
+def encode_quotient(numerator: torch.Tensor, denominator: torch.Tensor, format: ElementFormat) -> torch.Tensor:
+    """Int32 codes nearest to the exact quotient numerator / denominator, ties to the even code, saturating.
+
+    `denominator` is float64 and not negative, 0 gives magnitude 0. Exact: the code is the number of midpoints m
+    with numerator > m * denominator, and m * denominator needs at most 5 + 31 bits of float64's 53.
+    """
+    magnitude = numerator.abs().double()
+    codes = torch.zeros(torch.broadcast_shapes(numerator.shape, denominator.shape), dtype=torch.int32, device=numerator.device)
+    for lower_code, midpoint in enumerate(format.midpoints):
+        threshold = midpoint * denominator
+        codes += (magnitude >= threshold) if lower_code % 2 else (magnitude > threshold)
+    codes.masked_fill_(denominator == 0, 0)
+    if format.kind == "integer":
+        return torch.where(numerator < 0, -codes, codes) & (format.code_count - 1)
+    sign = round_to_codes(torch.copysign(torch.zeros_like(numerator), numerator), format) if format.signed else 0
+    return codes | sign

@@ -1,0 +1,176 @@
+"""Storage: codes as bit streams, scales and rows in named layouts.
+
+A layout is always named by the caller and never guessed from a shape. What users see elsewhere is
+the logical shape with one code a byte; only what this file returns has a stored shape.
+"""
+
+from math import ceil, gcd, prod
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+
+from mxref.elements import check_choice
+from mxref.registry import op
+
+LAYOUTS = ("linear", "tile_128x4", "ggml_mxfp4", "interleaved")
+
+_TILE_ROWS, _TILE_COLUMNS = 128, 4
+_GGML_BLOCK = 32
+
+
+@op
+def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Pack codes into bytes along the last axis, first code in the lowest bits.
+
+    `codes`: uint8 `[..., K]`, each below `2**bits`. Returns uint8 `[..., ceil(K * bits / 8)]`: a
+    little-endian bit stream that starts anew on a byte in each row; spare bits are 0. Element 0 of an
+    FP4 row is the low nibble of byte 0; four FP6 codes fill three bytes.
+
+    Raises TypeError if `codes` is not uint8, ValueError for `bits` outside 1 to 8, a 0-d tensor or a
+    code that needs more bits.
+
+    >>> [hex(byte) for byte in pack(torch.tensor([2, 7, 9, 5], dtype=torch.uint8), 4)]
+    ['0x72', '0x59']
+    """
+    _check_bytes("codes", codes)
+    _check_bits(bits)
+    if codes.numel() and int(codes.max()) >> bits:
+        raise ValueError(f"codes holds {int(codes.max())}, which needs more than bits={bits}")
+    group = 8 // gcd(8, bits)
+    length = ceil(codes.shape[-1] * bits / 8)
+    words = rearrange(F.pad(codes, (0, -codes.shape[-1] % group)), "... (n group) -> ... n group", group=group).long()
+    word = sum((words[..., i] << (i * bits) for i in range(group)), torch.zeros_like(words[..., 0]))
+    packed = torch.stack([word >> shift & 0xFF for shift in range(0, group * bits, 8)], dim=-1)
+    return packed.flatten(-2)[..., :length].to(torch.uint8)
+
+
+@op
+def unpack(packed: torch.Tensor, bits: int, count: int) -> torch.Tensor:
+    """Unpack `count` codes a row: the inverse of `pack`.
+
+    `packed`: uint8 `[..., ceil(count * bits / 8)]`. Returns uint8 `[..., count]`. Raises ValueError if
+    the last axis has another length or a spare bit is set, since something else was stored then.
+
+    >>> unpack(torch.tensor([0x72, 0x59], dtype=torch.uint8), 4, 4).tolist()
+    [2, 7, 9, 5]
+    """
+    _check_bytes("packed", packed)
+    _check_bits(bits)
+    length = ceil(count * bits / 8)
+    if count < 0 or packed.shape[-1] != length:
+        raise ValueError(f"packed has {packed.shape[-1]} bytes a row: {count} codes of {bits} bits take {length}")
+    spare = length * 8 - count * bits
+    if spare and packed.numel() and int(packed[..., -1].max()) >> (8 - spare):
+        raise ValueError(f"packed: the {spare} spare bits at the end of a row must be 0")
+    group = 8 // gcd(8, bits)
+    size = group * bits // 8
+    data = rearrange(F.pad(packed, (0, -length % size)), "... (n size) -> ... n size", size=size).long()
+    word = sum((data[..., i] << (8 * i) for i in range(size)), torch.zeros_like(data[..., 0]))
+    codes = torch.stack([word >> (i * bits) & ((1 << bits) - 1) for i in range(group)], dim=-1)
+    return codes.flatten(-2)[..., :count].to(torch.uint8)
+
+
+@op
+def to_layout(tensor: torch.Tensor, layout: str) -> torch.Tensor:
+    """Store a tensor in a named layout.
+
+    * `linear`: row-major, unchanged.
+    * `tile_128x4`: scales uint8 `[..., R, C]` -> `[..., bytes]` in tiles of 128 rows and 4 columns, tiles
+      row-major, padding 0; scale (r, c) lies at `512 * tile + (r % 32) * 16 + (r % 128) // 32 * 4 + c % 4`
+      with `tile = r // 128 * ceil(C / 4) + c // 4`.
+    * `ggml_mxfp4`: FP4 codes uint8 `[..., K]` -> `[..., K / 32, 16]`; byte i of a block holds elements i
+      (low nibble) and i + 16 (high nibble).
+    * `interleaved`: gate and up rows, any dtype, `[..., 2 I, K]` from all gate rows then all up rows to
+      gate 0, up 0, gate 1, up 1, ...
+
+    Raises ValueError for an unknown layout or a shape it does not fit. Sources: cuBLAS, block scaling
+    factor layout (`tile_128x4`); ggml's MXFP4 block; gpt-oss (`interleaved`).
+
+    >>> to_layout(torch.ones(1, 1, dtype=torch.uint8), "tile_128x4").sum().item()
+    1
+    """
+    check_choice("layout", layout, LAYOUTS)
+    if layout == "tile_128x4":
+        _check_matrix("tensor", tensor, layout)
+        rows, columns = tensor.shape[-2:]
+        padded = F.pad(tensor, (0, -columns % _TILE_COLUMNS, 0, -rows % _TILE_ROWS))
+        return rearrange(padded, "... (tr q r) (tc c) -> ... (tr tc r q c)", q=4, r=32, c=_TILE_COLUMNS)
+    if layout == "ggml_mxfp4":
+        _check_bytes("tensor", tensor)
+        if tensor.shape[-1] % _GGML_BLOCK:
+            raise ValueError(f"tensor has {tensor.shape[-1]} codes a row: ggml_mxfp4 needs a multiple of {_GGML_BLOCK}")
+        if tensor.numel() and int(tensor.max()) > 15:
+            raise ValueError(f"tensor holds {int(tensor.max())}: ggml_mxfp4 stores 4-bit codes")
+        halves = rearrange(tensor, "... (n half i) -> half ... n i", half=2, i=_GGML_BLOCK // 2)
+        return halves[0] | halves[1] << 4
+    if layout == "interleaved":
+        _check_paired_rows(tensor)
+        return rearrange(tensor, "... (part i) k -> ... (i part) k", part=2)
+    return tensor
+
+
+@op
+def from_layout(data: torch.Tensor, layout: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """Read a tensor of logical `shape` out of a named layout: the inverse of `to_layout`.
+
+    What lies in the padding of `tile_128x4` is ignored. Raises ValueError for an unknown layout or if
+    `data` does not have the size that `shape` needs.
+
+    >>> scales = torch.arange(12, dtype=torch.uint8).reshape(3, 4)
+    >>> torch.equal(from_layout(to_layout(scales, "tile_128x4"), "tile_128x4", (3, 4)), scales)
+    True
+    """
+    check_choice("layout", layout, LAYOUTS)
+    shape = tuple(shape)
+    if layout == "tile_128x4":
+        if len(shape) < 2:
+            raise ValueError(f"shape={shape}: tile_128x4 needs [..., R, C]")
+        rows, columns = shape[-2:]
+        tile_rows, tile_columns = ceil(rows / _TILE_ROWS), ceil(columns / _TILE_COLUMNS)
+        _check_size(data, shape, prod(shape[:-2]) * tile_rows * tile_columns * _TILE_ROWS * _TILE_COLUMNS)
+        tiles = data.reshape(*shape[:-2], tile_rows, tile_columns, 32, 4, _TILE_COLUMNS)
+        scales = rearrange(tiles, "... tr tc r q c -> ... (tr q r) (tc c)")
+        return scales[..., :rows, :columns].contiguous()
+    if layout == "ggml_mxfp4":
+        _check_bytes("data", data)
+        if not shape or shape[-1] % _GGML_BLOCK:
+            raise ValueError(f"shape={shape}: ggml_mxfp4 needs a last axis that is a multiple of {_GGML_BLOCK}")
+        _check_size(data, shape, prod(shape) // 2)
+        blocks = data.reshape(*shape[:-1], shape[-1] // _GGML_BLOCK, _GGML_BLOCK // 2)
+        return torch.cat([blocks & 15, blocks >> 4], dim=-1).reshape(shape)
+    _check_size(data, shape, prod(shape))
+    if layout == "interleaved":
+        data = data.reshape(shape)
+        _check_paired_rows(data)
+        return rearrange(data, "... (i part) k -> ... (part i) k", part=2)
+    return data.reshape(shape)
+
+
+def _check_bytes(argument: str, tensor: torch.Tensor) -> None:
+    if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.uint8:
+        given = tensor.dtype if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+        raise TypeError(f"{argument} is {given}: expected a torch.uint8 tensor")
+    if tensor.ndim == 0:
+        raise ValueError(f"{argument} has no axes: expected at least one")
+
+
+def _check_bits(bits: int) -> None:
+    if not isinstance(bits, int) or not 1 <= bits <= 8:
+        raise ValueError(f"bits={bits!r}: expected an int from 1 to 8")
+
+
+def _check_matrix(argument: str, tensor: torch.Tensor, layout: str) -> None:
+    _check_bytes(argument, tensor)
+    if tensor.ndim < 2:
+        raise ValueError(f"{argument} has shape {list(tensor.shape)}: {layout} needs [..., R, C]")
+
+
+def _check_paired_rows(tensor: torch.Tensor) -> None:
+    if tensor.ndim < 2 or tensor.shape[-2] % 2:
+        raise ValueError(f"tensor has shape {list(tensor.shape)}: interleaved needs [..., 2 I, K]")
+
+
+def _check_size(data: torch.Tensor, shape: tuple[int, ...], count: int) -> None:
+    if data.numel() != count:
+        raise ValueError(f"data has {data.numel()} entries: shape={shape} in this layout takes {count}")

@@ -1,0 +1,185 @@
+"""Recipes: every choice that a format leaves open, as one frozen record, and the named rows.
+
+A standard fixes what codes mean; it leaves open how a quantizer picks them. A `Recipe` names each of
+those choices, travels with the tensor it made, and prints itself. Make your own with
+`dataclasses.replace`:
+
+>>> from dataclasses import replace
+>>> replace(RECIPES["ocp"], name="ocp_stochastic", rounding="stochastic").rounding
+'stochastic'
+"""
+
+from dataclasses import dataclass, fields
+
+from mxref.elements import OVERFLOWS, ROUNDINGS, check_choice
+from mxref.formats import BlockFormat
+from mxref.orders import DECODE_ORDERS, ENCODE_ORDERS
+from mxref.scales import EXPONENT_RULES
+
+SEARCHES = ("none", "mse", "four_over_six_mse", "four_over_six_mae")
+HADAMARD_SIZES = (4, 16, 64)
+
+
+@dataclass(frozen=True)
+class Hadamard:
+    """A Hadamard rotation of each `size` neighbours along the blocked axis, after a sign flip by `signs` (+1 or -1).
+
+    Float32 butterflies a + b, a - b at distance 1, 2, 4, ..., then times 1 / sqrt(size), which is a power
+    of two. `dequantize` undoes it.
+    """
+
+    size: int
+    signs: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        if self.size not in HADAMARD_SIZES:
+            raise ValueError(f"size={self.size!r}: expected one of {HADAMARD_SIZES}")
+        if not self.signs:
+            object.__setattr__(self, "signs", (1,) * self.size)
+        if len(self.signs) != self.size or any(sign not in (1, -1) for sign in self.signs):
+            raise ValueError(f"signs={self.signs!r}: expected {self.size} entries of +1 or -1")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to choose scales and codes.
+
+    `scale_rule`: `floor`, `even`, `ceil`, `rceil` for power-of-two scales; `amax` (amax / element max, rounded
+    to the scale format) for scales with a mantissa. `encode_order`, `decode_order`, `tensor_scale_direction`
+    and `scale_max` (largest block scale that a computed tensor scale aims at; None: the format's own)
+    matter for `amax` only.
+    `rounding`, `overflow`: of the elements, as in `encode`. `nan`: `poison` (the block decodes to NaN) or
+    `raise`. `inf`: `nan` (as a NaN) or `saturate` (largest scale, largest element). `zero_block`: scale of an
+    all-zero block, `zero_code` (code 0) or `one` (1.0). `negative_zero`: `keep`, `drop_input` (an input -0
+    gives +0, a negative that rounds to zero keeps its sign) or `drop`. `block_rows`: rows that share a scale,
+    e.g. 16 for 16 x 16 blocks. `transform`: None or a `Hadamard`. `search`: `none`, `mse` (power-of-two
+    scales: of the rule's exponent, one above, one below, the first with the least squared error),
+    `four_over_six_mse` or `four_over_six_mae` (block maximum to the element's max or to 2/3 of it).
+    `format`: the only block format it applies to, or None.
+    """
+
+    name: str
+    scale_rule: str
+    summary: str = ""
+    encode_order: str = "nvidia"
+    decode_order: str = "block_times_tensor"
+    tensor_scale_direction: str = "multiply"
+    scale_max: float | None = None
+    rounding: str = "nearest_even"
+    overflow: str = "saturate"
+    nan: str = "poison"
+    inf: str = "nan"
+    zero_block: str = "zero_code"
+    negative_zero: str = "keep"
+    block_rows: int = 1
+    transform: Hadamard | None = None
+    search: str = "none"
+    format: str | None = None
+
+    def __post_init__(self):
+        check_choice("scale_rule", self.scale_rule, (*EXPONENT_RULES, "amax"))
+        check_choice("encode_order", self.encode_order, tuple(ENCODE_ORDERS))
+        check_choice("decode_order", self.decode_order, tuple(DECODE_ORDERS))
+        check_choice("tensor_scale_direction", self.tensor_scale_direction, ("multiply", "divide"))
+        check_choice("rounding", self.rounding, ROUNDINGS)
+        check_choice("overflow", self.overflow, OVERFLOWS)
+        check_choice("nan", self.nan, ("poison", "raise"))
+        check_choice("inf", self.inf, ("nan", "saturate"))
+        check_choice("zero_block", self.zero_block, ("zero_code", "one"))
+        check_choice("negative_zero", self.negative_zero, ("keep", "drop_input", "drop"))
+        check_choice("search", self.search, SEARCHES)
+        divides = self.decode_order == "block_over_tensor"
+        if divides != (self.tensor_scale_direction == "divide"):
+            raise ValueError(
+                f"decode_order={self.decode_order!r} does not fit tensor_scale_direction={self.tensor_scale_direction!r}"
+            )
+        if not isinstance(self.block_rows, int) or self.block_rows < 1:
+            raise ValueError(f"block_rows={self.block_rows!r}: expected an int >= 1")
+        if self.search != "none" and (self.search == "mse") == (self.scale_rule == "amax"):
+            raise ValueError(f"search={self.search!r} does not go with scale_rule={self.scale_rule!r}")
+        if self.scale_rule == "amax" and self.encode_order == "exact" and self.rounding != "nearest_even":
+            raise ValueError("encode_order='exact' is defined with rounding='nearest_even' only")
+
+    def __str__(self) -> str:
+        """The name and every field that differs from its default."""
+        shown = [
+            f"{f.name}={getattr(self, f.name)!r}"
+            for f in fields(self)
+            if f.name not in ("name", "summary") and getattr(self, f.name) != f.default
+        ]
+        return f"{self.name}({', '.join(shown)})"
+
+
+RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe
+    for recipe in [
+        Recipe("ocp", "floor", "OCP MX v1.0, 6.3: floor(log2 amax) - emax; the block maximum may saturate"),
+        Recipe("ocp_even", "even", "as ocp, amax first rounded half up to the element's mantissa"),
+        Recipe("ocp_ceil", "ceil", "as ocp, exponent rounded up to a power of two at or above amax"),
+        Recipe("ocp_rceil", "rceil", "the smallest scale at which nothing saturates (cuBLAS and Transformer Engine MXFP8)"),
+        Recipe("ocp_mse", "floor", "of floor's exponent, one above and one below, the least squared error", search="mse"),
+        Recipe("nvidia", "amax", "NVFP4 as Transformer Engine orders it"),
+        Recipe("exact", "amax", "NVFP4 without intermediate rounding", encode_order="exact"),
+        Recipe(
+            "nvidia_four_over_six",
+            "amax",
+            "as nvidia; each block's maximum goes to 6 or to 4, whichever has the least squared error",
+            scale_max=256.0,
+            search="four_over_six_mse",
+        ),
+        Recipe("nvidia_16x16", "amax", "as nvidia with one scale for 16 x 16 elements", block_rows=16),
+        Recipe(
+            "vllm_torch",
+            "amax",
+            "vLLM's NVFP4 emulation, PyTorch path: reciprocal of a reciprocal; an input -0 becomes +0",
+            encode_order="vllm_torch",
+            decode_order="block_over_tensor",
+            tensor_scale_direction="divide",
+            inf="saturate",
+            negative_zero="drop_input",
+        ),
+        Recipe(
+            "vllm_triton",
+            "amax",
+            "vLLM's NVFP4 emulation, Triton path: gs / block scale; an input -0 becomes +0",
+            encode_order="vllm_triton",
+            decode_order="block_over_tensor",
+            tensor_scale_direction="divide",
+            inf="saturate",
+            negative_zero="drop_input",
+        ),
+        Recipe(
+            "quark_even",
+            "even",
+            "AMD Quark, and vLLM's MXFP4 and MXFP6 emulation, which calls it: even, and no negative zeros",
+            inf="saturate",
+            negative_zero="drop",
+        ),
+    ]
+}
+
+
+def resolve_recipe(recipe: str | Recipe | None, format: BlockFormat) -> Recipe:
+    """The recipe that `recipe` names (None: the format's default), checked against `format`.
+
+    Raises ValueError for an unknown name (listing the known ones) or a recipe that conflicts with the format.
+    """
+    if recipe is None:
+        recipe = format.default_recipe
+    if isinstance(recipe, str) and recipe in RECIPES:
+        recipe = RECIPES[recipe]
+    if not isinstance(recipe, Recipe):
+        raise ValueError(f"recipe={recipe!r}: expected one of {', '.join(RECIPES)}, or a Recipe record")
+    if recipe.format is not None and recipe.format != format.name:
+        raise ValueError(f"recipe {recipe.name!r} is for {recipe.format}, not for format {format.name!r}")
+    if (recipe.scale_rule == "amax") == format.scale.is_power_of_two:
+        fitting = [r.name for r in RECIPES.values() if (r.scale_rule == "amax") != format.scale.is_power_of_two]
+        raise ValueError(
+            f"recipe {recipe.name!r} (scale_rule={recipe.scale_rule!r}) does not fit format {format.name!r} with "
+            f"{format.scale.name} scales; recipes that do: {', '.join(fitting)}"
+        )
+    if recipe.overflow == "special" and format.element.specials == "none":
+        raise ValueError(f"recipe {recipe.name!r} has overflow='special': {format.element.name} has neither Inf nor NaN")
+    if recipe.scale_max is not None and not 0 < recipe.scale_max <= format.scale.max:
+        raise ValueError(f"recipe {recipe.name!r} has scale_max={recipe.scale_max}: expected > 0 and <= {format.scale.max}")
+    return recipe

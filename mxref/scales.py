@@ -1,0 +1,60 @@
+"""Scale rules: from the largest magnitude of a block to the exponent of its power-of-two scale.
+
+A rule sees the bits of amax as float32 and uses integers alone; `floor(log2(amax))` in floating
+point is wrong just below nearly every power of two. All rules subtract the exponent of the
+element's largest value and are clamped to what the scale can hold.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from mxref.elements import HIDDEN_BIT, INF_BITS, MAGNITUDE_MASK, float_bits, split
+from mxref.formats import FLOAT_BIAS, FLOAT_MANTISSA_BITS, ElementFormat
+
+
+def amax_bits(x: torch.Tensor, dim: int | tuple[int, ...] = -1, keepdim: bool = False) -> torch.Tensor:
+    """Float32 bits of the largest magnitude along `dim`, as int32: exact, in any order, and NaN is the largest of all."""
+    return (x.view(torch.int32) & MAGNITUDE_MASK).amax(dim, keepdim)
+
+
+def floor(amax: torch.Tensor, element: ElementFormat) -> torch.Tensor:
+    """floor(log2 amax) - emax. Source: OCP MX v1.0, 6.3."""
+    return split(amax)[0] - FLOAT_BIAS - element.emax
+
+
+def even(amax: torch.Tensor, element: ElementFormat) -> torch.Tensor:
+    """`floor` after adding half a unit of the element's last mantissa bit to amax. Source: AMD Quark, torchao EVEN."""
+    return floor(amax + (1 << (FLOAT_MANTISSA_BITS - 1 - element.mantissa_bits)), element)
+
+
+def ceil(amax: torch.Tensor, element: ElementFormat) -> torch.Tensor:
+    """ceil(log2 amax) - emax. Source: torchao CEIL."""
+    exponent, significand = split(amax)
+    return exponent + (significand > HIDDEN_BIT) - FLOAT_BIAS - element.emax
+
+
+def rceil(amax: torch.Tensor, element: ElementFormat) -> torch.Tensor:
+    """The smallest e with amax <= max * 2^e. Source: cuBLAS and Transformer Engine, MXFP8."""
+    exponent, significand = split(amax)
+    max_significand = float_bits(element.max) & (HIDDEN_BIT - 1) | HIDDEN_BIT
+    return exponent + (significand > max_significand) - FLOAT_BIAS - element.emax
+
+
+EXPONENT_RULES: dict[str, Callable[[torch.Tensor, ElementFormat], torch.Tensor]] = {
+    "floor": floor,
+    "even": even,
+    "ceil": ceil,
+    "rceil": rceil,
+}
+
+
+def scale_codes(amax: torch.Tensor, element: ElementFormat, scale: ElementFormat, rule: str) -> torch.Tensor:
+    """Scale codes (int32) of a power-of-two scale, clamped to its finite codes.
+
+    `amax`: int32 bits of each block's largest magnitude; NaN and Inf are the caller's business, 0 gives
+    code 0 (no power of two fits a block of zeros; every choice decodes to zeros).
+    """
+    exponent = EXPONENT_RULES[rule](amax.clamp(max=INF_BITS - 1), element)
+    codes = (exponent + scale.bias).clamp_(0, scale.max_code)
+    return codes.masked_fill_(amax == 0, 0)
