@@ -1,17 +1,15 @@
 """Block-scaled tensors: `quantize`, `dequantize`, `qdq`.
 
-Every operation runs on a matrix of blocks, one block a row, in chunks that stay in cache:
-`to_blocks` brings a tensor there from any shape and axis and `from_blocks` takes it back.
+Arguments are checked first and become a plan; then chunks of blocks that stay in cache are encoded,
+decoded or both.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import isqrt, prod
 
 import torch
-import torch.nn.functional as F
-from einops import rearrange
 
+from mxref.block_codec import canonical, decode_blocks, encode_blocks, rotate_axis
 from mxref.elements import (
     FLOAT_DTYPES,
     INF_BITS,
@@ -20,21 +18,17 @@ from mxref.elements import (
     check_codes,
     check_float,
     check_seed,
-    decode_codes,
     philox,
-    round_to_codes,
 )
 from mxref.formats import BlockFormat, block_format
-from mxref.orders import DECODE_ORDERS, ENCODE_ORDERS, TensorScale, encode_quotient
+from mxref.grid import Grid, scale_shape
+from mxref.orders import ENCODE_ORDERS, TensorScale
 from mxref.packing import pack
-from mxref.recipes import Hadamard, Recipe, resolve_recipe
+from mxref.recipes import Recipe, resolve_recipe
 from mxref.registry import op
-from mxref.scales import amax_bits, scale_codes
 
 TENSOR_SCALES = ("none", "per_tensor", "per_row", "per_expert")
 GRADIENTS = ("straight_through", "clipped")
-
-_CHUNK_ELEMENTS = 1 << 16  # about what one core's cache holds with its temporaries
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,8 +234,8 @@ class _StraightThrough(torch.autograd.Function):
         if ctx.passes is None:
             return grad, None, None
         recipe, axis = ctx.plan.recipe, ctx.plan.axis
-        clipped = _rotate_axis(grad, recipe, axis) * ctx.passes
-        return _rotate_axis(clipped, recipe, axis, inverse=True).to(grad.dtype), None, None
+        clipped = rotate_axis(grad, recipe, axis) * ctx.passes
+        return rotate_axis(clipped, recipe, axis, inverse=True).to(grad.dtype), None, None
 
 
 def _qdq_blocks(plan: "_Plan", dtype: torch.dtype) -> torch.Tensor:
@@ -253,154 +247,6 @@ def _qdq_blocks(plan: "_Plan", dtype: torch.dtype) -> torch.Tensor:
     return _finish(plan.grid.from_blocks(out), plan.recipe, plan.axis, dtype)
 
 
-def _in_range(plan: "_Plan") -> torch.Tensor:
-    """Where |x| is at most the element's largest value times its scale."""
-    out = torch.empty(plan.blocks.shape, dtype=torch.bool, device=plan.blocks.device)
-    top = torch.tensor([[plan.format.element.max_code]], dtype=torch.int32, device=plan.blocks.device)
-    for part, values, scale, words in plan.chunks():
-        _, scales = encode_blocks(values, plan.format, plan.recipe, scale, words)
-        out[part] = values.abs() <= decode_blocks(top, scales, plan.format, plan.recipe, scale and scale.stored)
-    return plan.grid.from_blocks(out)
-
-
-# ---- blocks: one a row ----------------------------------------------------------------------------------------------
-
-
-def encode_blocks(
-    x: torch.Tensor,
-    format: BlockFormat,
-    recipe: Recipe,
-    tensor: TensorScale | None,
-    random_words: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes `[n, b]` and scale codes `[n]`, both int32, of float32 blocks `[n, b]`; the recipe's transform is done already."""
-    amax = amax_bits(x)
-    poisoned = amax >= INF_BITS if recipe.inf == "nan" else amax > INF_BITS
-    amax = amax.masked_fill(poisoned, 0)
-    x = torch.where(poisoned[:, None], 0.0, x)
-
-    candidates = list(_candidates(amax, format, recipe, tensor))
-    best = None
-    for scales in candidates:
-        codes = _element_codes(x, scales, format, recipe, tensor, random_words)
-        if len(candidates) > 1:
-            decoded = decode_blocks(codes, scales, format, recipe, tensor and tensor.stored)
-            error = _sequential_error(x, decoded, squared=recipe.search != "four_over_six_mae")
-            if best is not None:
-                wins = error < best[2]
-                codes = torch.where(wins[:, None], codes, best[0])
-                scales = torch.where(wins, scales, best[1])
-                error = torch.where(wins, error, best[2])
-            best = codes, scales, error
-
-    if recipe.zero_block == "one":
-        one = format.scale.positive.index(1.0)
-        scales = torch.where(amax == 0, one, scales)
-    if recipe.negative_zero != "keep" and format.element.kind == "float":
-        is_zero = (x == 0) if recipe.negative_zero == "drop_input" else (codes & ~format.element.sign_mask) == 0
-        codes = codes.masked_fill(is_zero, 0)
-    return codes, scales.masked_fill(poisoned, format.scale.nan_code)
-
-
-def decode_blocks(
-    codes: torch.Tensor, scales: torch.Tensor, format: BlockFormat, recipe: Recipe, stored: torch.Tensor | None
-) -> torch.Tensor:
-    """Float32 values `[n, b]` of codes `[n, b]` and scale codes `[n]`: one float32 product an element."""
-    factor = decode_codes(scales, format.scale)
-    if stored is not None:
-        factor = DECODE_ORDERS[recipe.decode_order](factor, stored)
-    return decode_codes(codes, format.element) * factor[:, None]
-
-
-def _candidates(
-    amax: torch.Tensor, format: BlockFormat, recipe: Recipe, tensor: TensorScale | None
-) -> Iterator[torch.Tensor]:
-    """Scale codes `[n]` to try, in the order in which ties are decided."""
-    if recipe.scale_rule == "amax":
-        yield _mantissa_scale_codes(amax, format, recipe, tensor, stretch=1.0)
-        if recipe.search.startswith("four_over_six"):
-            yield _mantissa_scale_codes(amax, format, recipe, tensor, stretch=1.5)
-        return
-    scales = scale_codes(amax, format.element, format.scale, recipe.scale_rule)
-    scales = scales.masked_fill(amax == INF_BITS, format.scale.max_code)
-    yield scales
-    if recipe.search == "mse":
-        yield torch.where(amax == 0, scales, (scales + 1).clamp(max=format.scale.max_code))
-        yield torch.where(amax == 0, scales, (scales - 1).clamp(min=0))
-
-
-def _mantissa_scale_codes(
-    amax: torch.Tensor, format: BlockFormat, recipe: Recipe, tensor: TensorScale | None, stretch: float
-) -> torch.Tensor:
-    """Codes of amax / element max, in the recipe's order, rounded to the scale format; `stretch` enlarges the scale."""
-    order = ENCODE_ORDERS[recipe.encode_order]
-    tensor = tensor or _no_tensor_scale(amax)
-    amax = amax.view(torch.float32)
-    if order.block_scale is None:
-        return encode_quotient(amax, format.element.max / stretch * tensor.stored.double(), format.scale)
-    raw = order.block_scale(amax, tensor, format.element.max) * stretch
-    return round_to_codes(raw.clamp(max=format.scale.max), format.scale)
-
-
-def _element_codes(
-    x: torch.Tensor,
-    scales: torch.Tensor,
-    format: BlockFormat,
-    recipe: Recipe,
-    tensor: TensorScale | None,
-    random_words: torch.Tensor | None,
-) -> torch.Tensor:
-    scale = decode_codes(scales, format.scale)
-    if format.scale.is_power_of_two:
-        # Exact, but for products below 2^-126, which are far below every midpoint of the element.
-        multiplier = torch.ones_like(scale) / scale
-    else:
-        order = ENCODE_ORDERS[recipe.encode_order]
-        tensor = tensor or _no_tensor_scale(scale)
-        if order.multiplier is None:
-            return encode_quotient(x, (scale.double() * tensor.stored.double())[:, None], format.element)
-        multiplier = order.multiplier(scale, tensor)
-    return round_to_codes(x * multiplier[:, None], format.element, recipe.rounding, recipe.overflow, random_words)
-
-
-def _no_tensor_scale(like: torch.Tensor) -> TensorScale:
-    one = torch.ones((), dtype=torch.float32, device=like.device)
-    return TensorScale(one, one)
-
-
-def _sequential_error(x: torch.Tensor, decoded: torch.Tensor, squared: bool) -> torch.Tensor:
-    """Error of each block: a float32 sum over its elements in ascending order."""
-    difference = x - decoded
-    terms = difference * difference if squared else difference.abs()
-    error = torch.zeros_like(terms[:, 0])
-    for i in range(terms.shape[1]):
-        error = error + terms[:, i]
-    return error
-
-
-def rotate(x: torch.Tensor, transform: Hadamard, inverse: bool = False) -> torch.Tensor:
-    """Apply a Hadamard rotation, or its inverse, to float32 rows whose length is a multiple of its size."""
-    signs = torch.tensor(transform.signs, dtype=torch.float32, device=x.device)
-    groups = rearrange(x, "... (n size) -> ... n size", size=transform.size)
-    groups = groups if inverse else groups * signs
-    distance = 1
-    while distance < transform.size:
-        pairs = rearrange(groups, "... (m two d) -> ... m two d", two=2, d=distance)
-        a, b = pairs[..., 0, :], pairs[..., 1, :]
-        groups = torch.stack([a + b, a - b], dim=-2).reshape(groups.shape)
-        distance *= 2
-    groups = groups * (1.0 / isqrt(transform.size))
-    groups = groups * signs if inverse else groups
-    return groups.reshape(x.shape)
-
-
-def _rotate_axis(x: torch.Tensor, recipe: Recipe, axis: int, inverse: bool = False) -> torch.Tensor:
-    """The recipe's transform along `axis`, in float32; `x` itself where the recipe has none."""
-    if recipe.transform is None:
-        return x
-    return rotate(x.movedim(axis, -1).float(), recipe.transform, inverse).movedim(-1, axis)
-
-
 def _decoded_dtype(recipe: Recipe, dtype: torch.dtype) -> torch.dtype:
     """Decoded values stay float32 until the transform is undone."""
     return dtype if recipe.transform is None else torch.float32
@@ -409,102 +255,17 @@ def _decoded_dtype(recipe: Recipe, dtype: torch.dtype) -> torch.dtype:
 def _finish(decoded: torch.Tensor, recipe: Recipe, axis: int, dtype: torch.dtype) -> torch.Tensor:
     if recipe.transform is None:
         return decoded
-    return canonical(_rotate_axis(decoded, recipe, axis, inverse=True).to(dtype)).contiguous()
+    return canonical(rotate_axis(decoded, recipe, axis, inverse=True).to(dtype)).contiguous()
 
 
-def canonical(x: torch.Tensor) -> torch.Tensor:
-    """`x` with every NaN replaced by the canonical one (0x7FC00000, 0x7FC0, 0x7E00)."""
-    return torch.where(x.isnan(), torch.nan, x)
-
-
-# ---- geometry -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Grid:
-    """How a tensor of `shape`, blocked along the last axis once `axis` has moved there, falls into blocks.
-
-    A block is `block_rows` x `block_size` elements of one matrix, row-major; missing elements at the edges
-    are zeros that change nothing and are dropped again.
-    """
-
-    shape: tuple[int, ...]
-    axis: int
-    block_size: int
-    block_rows: int
-
-    @property
-    def moved(self) -> tuple[int, ...]:
-        """Shape with the blocked axis last."""
-        shape = list(self.shape)
-        shape.append(shape.pop(self.axis))
-        return tuple(shape)
-
-    @property
-    def matrices(self) -> tuple[int, int, int]:
-        """(matrices, rows, columns): rows only count apart where blocks span several of them."""
-        *leading, columns = self.moved
-        if self.block_rows == 1:
-            return 1, prod(leading), columns
-        return prod(leading[:-1]), leading[-1], columns
-
-    @property
-    def counts(self) -> tuple[int, int, int]:
-        """(matrices, blocks down, blocks across)."""
-        matrices, rows, columns = self.matrices
-        return matrices, -(-rows // self.block_rows), -(-columns // self.block_size)
-
-    @property
-    def block_count(self) -> int:
-        return prod(self.counts)
-
-    @property
-    def block_elements(self) -> int:
-        return self.block_rows * self.block_size
-
-    def chunks(self) -> Iterator[slice]:
-        """Runs of blocks small enough to stay in cache."""
-        step = max(1, _CHUNK_ELEMENTS // self.block_elements)
-        for start in range(0, self.block_count, step):
-            yield slice(start, min(start + step, self.block_count))
-
-    def to_blocks(self, x: torch.Tensor) -> torch.Tensor:
-        """`x` of the logical shape as `[blocks, elements]`, a view where possible."""
-        matrices, rows, columns = self.matrices
-        x = x.movedim(self.axis, -1).reshape(matrices, rows, columns)
-        if columns % self.block_size or rows % self.block_rows:
-            x = F.pad(x, (0, -columns % self.block_size, 0, -rows % self.block_rows))
-        return rearrange(x, "m (i r) (j k) -> (m i j) (r k)", r=self.block_rows, k=self.block_size)
-
-    def from_blocks(self, blocks: torch.Tensor) -> torch.Tensor:
-        """The inverse of `to_blocks`, contiguous."""
-        matrices, rows, columns = self.matrices
-        m, i, j = self.counts
-        x = rearrange(blocks, "(m i j) (r k) -> m (i r) (j k)", m=m, i=i, j=j, r=self.block_rows, k=self.block_size)
-        return x[:, :rows, :columns].reshape(self.moved).movedim(-1, self.axis).contiguous()
-
-    def scales_from_blocks(self, scales: torch.Tensor) -> torch.Tensor:
-        """One scale a block `[blocks]` to the shape of `BlockTensor.scales`."""
-        leading = self.moved[:-1] if self.block_rows == 1 else (*self.moved[:-2], self.counts[1])
-        return scales.reshape(*leading, self.counts[2]).movedim(-1, self.axis).contiguous()
-
-    def scales_to_blocks(self, scales: torch.Tensor) -> torch.Tensor:
-        """The inverse of `scales_from_blocks`."""
-        return scales.movedim(self.axis, -1).reshape(-1)
-
-
-def scale_shape(shape: tuple[int, ...], axis: int, block_size: int, block_rows: int = 1) -> tuple[int, ...]:
-    """Shape of the scales of a tensor: the blocked axis divided by the block size, rounded up.
-
-    >>> scale_shape((2, 48), -1, 32)
-    (2, 2)
-    """
-    counts = list(shape)
-    counts[axis] = -(-counts[axis] // block_size)
-    if block_rows > 1:
-        other = -2 if axis == -1 else -1
-        counts[other] = -(-counts[other] // block_rows)
-    return tuple(counts)
+def _in_range(plan: "_Plan") -> torch.Tensor:
+    """Where |x| is at most the element's largest value times its scale."""
+    out = torch.empty(plan.blocks.shape, dtype=torch.bool, device=plan.blocks.device)
+    top = torch.tensor([[plan.format.element.max_code]], dtype=torch.int32, device=plan.blocks.device)
+    for part, values, scale, words in plan.chunks():
+        _, scales = encode_blocks(values, plan.format, plan.recipe, scale, words)
+        out[part] = values.abs() <= decode_blocks(top, scales, plan.format, plan.recipe, scale and scale.stored)
+    return plan.grid.from_blocks(out)
 
 
 # ---- arguments ------------------------------------------------------------------------------------------------------
@@ -542,7 +303,9 @@ def _plan(x, format, recipe, tensor_scale, axis, seed, row_ids=None) -> _Plan:
     if recipe.block_rows > 1 and (x.ndim < 2 or axis not in (-1, -2)):
         raise ValueError(f"recipe {recipe.name!r} has blocks of {recipe.block_rows} rows: expected axis -1 or -2 of >= 2")
     if recipe.transform is not None and x.shape[axis] % recipe.transform.size:
-        raise ValueError(f"x has {x.shape[axis]} along axis {axis}: the transform needs a multiple of {recipe.transform.size}")
+        raise ValueError(
+            f"x has {x.shape[axis]} along axis {axis}: the transform needs a multiple of {recipe.transform.size}"
+        )
     if recipe.rounding == "stochastic":
         check_seed(seed)
     elif seed is not None:
@@ -551,7 +314,7 @@ def _plan(x, format, recipe, tensor_scale, axis, seed, row_ids=None) -> _Plan:
         raise ValueError(f"x holds NaN and recipe {recipe.name!r} has nan='raise'")
 
     grid = Grid(tuple(x.shape), axis, format.block_size, recipe.block_rows)
-    blocks = grid.to_blocks(_rotate_axis(x.detach(), recipe, axis))
+    blocks = grid.to_blocks(rotate_axis(x.detach(), recipe, axis))
     stored, scale = _tensor_scale(blocks, format, recipe, tensor_scale, axis, grid)
     index = None
     if recipe.rounding == "stochastic":
@@ -590,7 +353,9 @@ def _finite_amax(blocks: torch.Tensor, granularity: str, axis: int, grid: Grid) 
     """Largest finite magnitude for each tensor scale, float32, shaped to broadcast to the logical shape; 0 where empty."""
     ndim = len(grid.shape)
     if granularity == "per_expert" and (ndim < 2 or axis == -ndim):
-        raise ValueError(f"tensor_scale='per_expert': expected x [E, ...] blocked along another axis, got {list(grid.shape)}")
+        raise ValueError(
+            f"tensor_scale='per_expert': expected x [E, ...] blocked along another axis, got {list(grid.shape)}"
+        )
     largest = torch.zeros(grid.block_count, dtype=torch.int32, device=blocks.device)
     for part in grid.chunks():
         bits = blocks[part].float().view(torch.int32) & MAGNITUDE_MASK

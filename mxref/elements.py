@@ -95,6 +95,8 @@ def round_to_codes(
     magnitude = bits & MAGNITUDE_MASK
     if overflow == "saturate":
         magnitude.clamp_(max=float_bits(element.max))
+    elif rounding == "toward_zero":  # no finite value overflows: it would have to move away from zero
+        magnitude = torch.where(magnitude < INF_BITS, magnitude.clamp(max=float_bits(element.max)), magnitude)
 
     # |x| = significand * 2^(exponent - 127 - 23). A format with a zero has the fixed step 2^(lowest - ...) from
     # `lowest` down, so float32 subnormals need no normalising: they just keep their missing hidden bit.

@@ -161,5 +161,9 @@ def _bit_fields(code: int, element: ElementFormat) -> str:
     text = f"{code:0{element.bits}b}"
     if element.kind == "integer":
         return text
-    fields = (text[: element.signed], text[element.signed : element.signed + element.exponent_bits], text[-element.mantissa_bits :])
+    fields = (
+        text[: element.signed],
+        text[element.signed : element.signed + element.exponent_bits],
+        text[-element.mantissa_bits :],
+    )
     return ".".join(part for part in fields if part)

@@ -13,7 +13,8 @@ from math import ceil, log2
 
 import torch
 
-from mxref.blocks import BlockTensor, canonical, check_dtype, dequantize
+from mxref.block_codec import canonical
+from mxref.blocks import BlockTensor, check_dtype, dequantize
 from mxref.elements import check_choice, check_codes, check_float, decode_codes
 from mxref.formats import ElementFormat, element_format
 from mxref.registry import op
@@ -135,8 +136,8 @@ def _blockwise(a: BlockTensor, b: BlockTensor) -> torch.Tensor:
     block = min(a.format.block_size, b.format.block_size)
     blocks = -(-a.shape[-1] // block)
     dot = _exact_dot(a.format.element, b.format.element, block, a.device)
-    a_rows, b_rows = a.codes.reshape(-1, a.shape[-1]), b.codes
-    a_scales = _scale_of_each_block(a, block, blocks).reshape(-1, blocks)
+    a_rows, b_rows = a.codes.flatten(0, -2), b.codes
+    a_scales = _scale_of_each_block(a, block, blocks).flatten(0, -2)
     b_scales = _scale_of_each_block(b, block, blocks)
 
     acc = torch.zeros(a_rows.shape[0], b_rows.shape[0], dtype=torch.float32, device=a.device)
@@ -266,7 +267,7 @@ def _add_to_odd(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def _dequantized(a: torch.Tensor, b: torch.Tensor, block: int) -> torch.Tensor:
     if a.device.type == "mps":
         raise ValueError("device 'mps' has no float64, which the dequantized product is defined in: use 'cpu'")
-    rows = a.reshape(-1, a.shape[-1])
+    rows = a.flatten(0, -2)
     acc = torch.zeros(rows.shape[0], b.shape[0], dtype=torch.float32, device=a.device)
     step = max(1, _PRODUCTS_AT_ONCE // max(1, b.shape[0]))
     b = b.double()

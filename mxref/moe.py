@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from mxref.blocks import BlockTensor, canonical, check_dtype, dequantize, quantize_rows
+from mxref.block_codec import canonical
+from mxref.blocks import BlockTensor, check_dtype, dequantize, quantize_rows
 from mxref.elements import check_choice, check_float
 from mxref.formats import BlockFormat, block_format
 from mxref.functions import exp, gelu_tanh, relu2, sigmoid, silu, swiglu, swiglu_oai
@@ -241,7 +242,9 @@ class _Layer:
         if ids.dtype not in (torch.int64, torch.int32) or weights.dtype != torch.float32:
             raise TypeError(f"topk_ids {ids.dtype}, topk_weights {weights.dtype}: expected int64 or int32, and float32")
         if ids.ndim != 2 or ids.shape != weights.shape or ids.shape[0] != self.x.shape[0] or ids.shape[1] < 1:
-            raise ValueError(f"topk_ids {list(ids.shape)}, topk_weights {list(weights.shape)}: expected [T, k], T={len(self.x)}")
+            raise ValueError(
+                f"topk_ids {list(ids.shape)}, topk_weights {list(weights.shape)}: expected [T, k], T={len(self.x)}"
+            )
         for name, bias, shape in (("bias13", self.bias13, self.w13.shape[:2]), ("bias2", self.bias2, self.w2.shape[:2])):
             if bias is not None:
                 check_float(name, bias)
@@ -261,7 +264,9 @@ class _Layer:
                 raise ValueError(f"expert_map: expected local indices below E={experts}, or -1")
             count = len(self.expert_map)
         if self.topk_ids.numel() and not 0 <= int(self.topk_ids.min()) <= int(self.topk_ids.max()) < count:
-            raise ValueError(f"topk_ids holds {int(self.topk_ids.min())} to {int(self.topk_ids.max())}: expected 0 to {count - 1}")
+            raise ValueError(
+                f"topk_ids holds {int(self.topk_ids.min())} to {int(self.topk_ids.max())}: expected 0 to {count - 1}"
+            )
 
     def _check_activation_arguments(self, experts: int) -> None:
         scales = self.act_tensor_scales
@@ -279,7 +284,9 @@ class _Layer:
                 raise ValueError("act_tensor_scales: expected None, 'per_tensor' or a pair (for x, for the intermediate)")
             for scale in scales:
                 if not isinstance(scale, torch.Tensor) or tuple(scale.shape) not in ((), (1,), (experts,)):
-                    raise ValueError(f"act_tensor_scales: expected two float32 tensors, each a scalar or [E] with E={experts}")
+                    raise ValueError(
+                        f"act_tensor_scales: expected two float32 tensors, each a scalar or [E] with E={experts}"
+                    )
 
     def slot_terms(self) -> torch.Tensor:
         """Weighted float32 outputs `[T, k, H]` of every slot; +0 where the expert is foreign."""
@@ -327,7 +334,12 @@ class _Layer:
         return lambda rows, expert: as_operand(every_row[rows])
 
     def _product(
-        self, rows: BlockTensor | torch.Tensor, weight: BlockTensor, bias: torch.Tensor | None, expert: int, dtype: torch.dtype
+        self,
+        rows: BlockTensor | torch.Tensor,
+        weight: BlockTensor,
+        bias: torch.Tensor | None,
+        expert: int,
+        dtype: torch.dtype,
     ) -> torch.Tensor:
         bias = None if bias is None else bias[expert]
         return matmul(rows, weight[expert], bias=bias, out_dtype=dtype)

@@ -114,7 +114,9 @@ def encode_quotient(numerator: torch.Tensor, denominator: torch.Tensor, format: 
     with numerator > m * denominator, and m * denominator needs at most 5 + 31 bits of float64's 53.
     """
     magnitude = numerator.abs().double()
-    codes = torch.zeros(torch.broadcast_shapes(numerator.shape, denominator.shape), dtype=torch.int32, device=numerator.device)
+    codes = torch.zeros(
+        torch.broadcast_shapes(numerator.shape, denominator.shape), dtype=torch.int32, device=numerator.device
+    )
     for lower_code, midpoint in enumerate(format.midpoints):
         threshold = midpoint * denominator
         codes += (magnitude >= threshold) if lower_code % 2 else (magnitude > threshold)

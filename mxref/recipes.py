@@ -50,8 +50,8 @@ class Recipe:
     matter for `amax` only.
     `rounding`, `overflow`: of the elements, as in `encode`. `nan`: `poison` (the block decodes to NaN) or
     `raise`. `inf`: `nan` (as a NaN) or `saturate` (largest scale, largest element). `zero_block`: scale of an
-    all-zero block, `zero_code` (code 0) or `one` (1.0). `negative_zero`: `keep`, `drop_input` (an input -0
-    gives +0, a negative that rounds to zero keeps its sign) or `drop`. `block_rows`: rows that share a scale,
+    all-zero block, `zero_code` (code 0) or `one` (1.0). `negative_zero`: `keep`, `drop_quotient` (a zero
+    quotient gives +0, a negative one that rounds to zero keeps its sign) or `drop`. `block_rows`: rows that share a scale,
     e.g. 16 for 16 x 16 blocks. `transform`: None or a `Hadamard`. `search`: `none`, `mse` (power-of-two
     scales: of the rule's exponent, one above, one below, the first with the least squared error),
     `four_over_six_mse` or `four_over_six_mae` (block maximum to the element's max or to 2/3 of it).
@@ -86,7 +86,7 @@ class Recipe:
         check_choice("nan", self.nan, ("poison", "raise"))
         check_choice("inf", self.inf, ("nan", "saturate"))
         check_choice("zero_block", self.zero_block, ("zero_code", "one"))
-        check_choice("negative_zero", self.negative_zero, ("keep", "drop_input", "drop"))
+        check_choice("negative_zero", self.negative_zero, ("keep", "drop_quotient", "drop"))
         check_choice("search", self.search, SEARCHES)
         divides = self.decode_order == "block_over_tensor"
         if divides != (self.tensor_scale_direction == "divide"):
@@ -97,8 +97,8 @@ class Recipe:
             raise ValueError(f"block_rows={self.block_rows!r}: expected an int >= 1")
         if self.search != "none" and (self.search == "mse") == (self.scale_rule == "amax"):
             raise ValueError(f"search={self.search!r} does not go with scale_rule={self.scale_rule!r}")
-        if self.scale_rule == "amax" and self.encode_order == "exact" and self.rounding != "nearest_even":
-            raise ValueError("encode_order='exact' is defined with rounding='nearest_even' only")
+        if self.encode_order == "exact" and (self.rounding, self.negative_zero) != ("nearest_even", "keep"):
+            raise ValueError("encode_order='exact' is defined with rounding='nearest_even' and negative_zero='keep' only")
 
     def __str__(self) -> str:
         """The name and every field that differs from its default."""
@@ -131,22 +131,22 @@ RECIPES: dict[str, Recipe] = {
         Recipe(
             "vllm_torch",
             "amax",
-            "vLLM's NVFP4 emulation, PyTorch path: reciprocal of a reciprocal; an input -0 becomes +0",
+            "vLLM's NVFP4 emulation, PyTorch path: reciprocal of a reciprocal; a quotient of -0 becomes +0",
             encode_order="vllm_torch",
             decode_order="block_over_tensor",
             tensor_scale_direction="divide",
             inf="saturate",
-            negative_zero="drop_input",
+            negative_zero="drop_quotient",
         ),
         Recipe(
             "vllm_triton",
             "amax",
-            "vLLM's NVFP4 emulation, Triton path: gs / block scale; an input -0 becomes +0",
+            "vLLM's NVFP4 emulation, Triton path: gs / block scale; a quotient of -0 becomes +0",
             encode_order="vllm_triton",
             decode_order="block_over_tensor",
             tensor_scale_direction="divide",
             inf="saturate",
-            negative_zero="drop_input",
+            negative_zero="drop_quotient",
         ),
         Recipe(
             "quark_even",

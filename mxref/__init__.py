@@ -1,0 +1,41 @@
+"""mxref: the ground truth of block-scaled number formats (OCP MX and NVFP4), in plain PyTorch."""
+
+from mxref import functions
+from mxref.blocks import BlockTensor, dequantize, qdq, quantize
+from mxref.elements import decode, encode
+from mxref.explain import Explanation, explain
+from mxref.formats import BLOCK_FORMATS, ELEMENT_FORMATS, BlockFormat, ElementFormat
+from mxref.matmul import block_dot, matmul
+from mxref.moe import combine, moe_experts, route
+from mxref.packing import from_layout, pack, to_layout, unpack
+from mxref.recipes import RECIPES, Hadamard, Recipe
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BLOCK_FORMATS",
+    "BlockFormat",
+    "BlockTensor",
+    "ELEMENT_FORMATS",
+    "ElementFormat",
+    "Explanation",
+    "Hadamard",
+    "RECIPES",
+    "Recipe",
+    "block_dot",
+    "combine",
+    "decode",
+    "dequantize",
+    "encode",
+    "explain",
+    "from_layout",
+    "functions",
+    "matmul",
+    "moe_experts",
+    "pack",
+    "qdq",
+    "quantize",
+    "route",
+    "to_layout",
+    "unpack",
+]

@@ -1,0 +1,407 @@
+"""The `mxref` command: a thin layer over the library.
+
+Exit codes: 0 all well; 1 a negative result (a model whose loss is not a number); 2 bad usage, explained in a line
+or two on stderr; 130 interrupted. `--json FILE` writes what a command found for machines (`-`: to stdout, instead
+of the text for people).
+"""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import mxref
+from mxref.formats import BLOCK_FORMATS, ELEMENT_FORMATS, BlockFormat, ElementFormat, block_format
+from mxref.models.report import EvaluationReport, json_text
+from mxref.recipes import RECIPES
+
+NEGATIVE, BAD_USAGE, INTERRUPTED = 1, 2, 130
+PLAIN_WIDTH = 140  # columns where the output is no terminal
+
+app = typer.Typer(
+    name="mxref",
+    help="The ground truth of block-scaled number formats (OCP MX, NVFP4).",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+JsonOption = Annotated[
+    str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON to FILE; '-' is stdout.")
+]
+
+
+def _fail(message: str, code: int = BAD_USAGE) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr)
+    raise typer.Exit(code)
+
+
+def run() -> NoReturn:
+    """The command line as a program: typer's own complaints too become one line on stderr."""
+    try:
+        code = app(prog_name="mxref", standalone_mode=False)
+    except typer.Abort:
+        code = INTERRUPTED
+    except Exception as complaint:
+        if not hasattr(complaint, "format_message"):
+            raise
+        print(f"error: {complaint.format_message()} (mxref --help shows what is accepted)", file=sys.stderr)
+        code = BAD_USAGE
+    raise SystemExit(code)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        print(f"mxref {mxref.__version__}")
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@contextlib.contextmanager
+def _usage_errors() -> Iterator[None]:
+    """Report what the library refuses, and files that cannot be written, as bad usage."""
+    try:
+        yield
+    except (ValueError, ImportError, OSError) as refusal:
+        _fail(" ".join(str(refusal).split()))
+
+
+def _print(table: Table) -> None:
+    console = Console()
+    (console if console.is_terminal else Console(width=PLAIN_WIDTH)).print(table)
+
+
+def _deliver(json_file: str | None, value: object, show: Callable[[], None]) -> None:
+    """Write `value` as JSON where `--json` says, and show it to people unless stdout is taken."""
+    if json_file == "-":
+        print(json_text(value), end="")
+        return
+    if json_file is not None:
+        with _usage_errors():
+            Path(json_file).write_text(json_text(value), encoding="utf-8")
+    show()
+
+
+def _table(title: str | None, *headings: str) -> Table:
+    table = Table(title=title)
+    for heading in headings:
+        table.add_column(heading)
+    return table
+
+
+def _names(given: str) -> list[str]:
+    return [name.strip() for name in given.split(",") if name.strip()]
+
+
+@app.command("eval")
+def evaluate_command(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="Directory of a transformers causal language model; none: the small model that comes with mxref.",
+        ),
+    ] = None,
+    formats: Annotated[
+        str | None,
+        typer.Option(metavar="F,F,...", help="Block formats of the weights (default: all that --recipe fits)."),
+    ] = None,
+    activations: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,A,...",
+            help="One row per entry: none (weights only), same (as the weights) or a block format (default: none,same).",
+        ),
+    ] = None,
+    weights_only: Annotated[bool, typer.Option("--weights-only", help="The same as --activations none.")] = False,
+    recipe: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Recipe of weights and activations; see `mxref recipes`.")
+    ] = None,
+    act_recipe: Annotated[str | None, typer.Option(metavar="NAME", help="Recipe of activations alone.")] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="experts|all",
+            help="What to quantize (default: experts, or the linears of a model without experts).",
+        ),
+    ] = None,
+    semantics: Annotated[
+        str,
+        typer.Option(
+            metavar="blockwise|dequantized", show_default=False, help="How products are defined (default: blockwise)."
+        ),
+    ] = "blockwise",
+    text: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="UTF-8 text to evaluate on (default: a held-out text that comes with mxref)."),
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(metavar="DIR", help="The model's tokenizer, if it is not in MODEL.")
+    ] = None,
+    window: Annotated[int | None, typer.Option(metavar="N", help="Tokens per window (default: 128).")] = None,
+    tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="Use the first N tokens of the text (default: 24576).")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Torch device, such as cpu or cuda (default: where the model loads).")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of stochastic recipes.")] = None,
+    json_file: JsonOption = None,
+    csv_file: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the rows as CSV.")] = None,
+    plot_file: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Write a plot (png, svg, pdf).")] = None,
+) -> None:
+    """What a format costs a language model: bits per byte and perplexity, against the model as stored.
+
+    Ctrl-C stops early and keeps the rows that have finished.
+    """
+    if weights_only and (activations is not None or act_recipe is not None):
+        other = "--activations" if activations is not None else "--act-recipe"
+        _fail(f"--weights-only and {other} contradict each other; expected one of the two")
+    from mxref.models import evaluate as evaluation
+
+    asked = {"window": window, "tokens": tokens}
+    if weights_only:
+        asked["activations"] = ["none"]
+    elif activations is not None:
+        asked["activations"] = _names(activations)
+    with _usage_errors(), _quiet_transformers(), _progress_bar() as on_progress:
+        try:
+            report = evaluation(
+                model,
+                tokenizer,
+                formats=None if formats is None else _names(formats),
+                recipe=recipe,
+                act_recipe=act_recipe,
+                layers=layers,
+                semantics=semantics,
+                text=text,
+                device=device,
+                seed=seed,
+                on_progress=on_progress,
+                **{name: value for name, value in asked.items() if value is not None},
+            )
+        except KeyboardInterrupt:
+            _fail("interrupted before the first row had finished", INTERRUPTED)
+    _write_report(report, json_file, csv_file, plot_file)
+    if not report.complete:
+        _fail(f"interrupted: kept the {len(report.rows)} rows that had finished", INTERRUPTED)
+    if any(row.bits_per_byte != row.bits_per_byte for row in report.rows):
+        _fail("the loss of at least one row is not a number", NEGATIVE)
+
+
+def _write_report(report: EvaluationReport, json_file: str | None, csv_file: Path | None, plot_file: Path | None) -> None:
+    if json_file == "-":
+        print(report.to_json(), end="")
+    else:
+        _print(report.table())
+    with _usage_errors():
+        if json_file not in (None, "-"):
+            Path(json_file).write_text(report.to_json(), encoding="utf-8")
+        if csv_file is not None:
+            csv_file.write_text(report.to_csv(), encoding="utf-8")
+        if plot_file is not None:
+            report.plot(plot_file)
+
+
+@contextlib.contextmanager
+def _progress_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """A progress bar on stderr, one task per row."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("windows"),
+        TimeElapsedColumn(),
+    )
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        tasks = {}
+
+        def on_progress(label: str, done: int, total: int) -> None:
+            if label not in tasks:
+                tasks[label] = progress.add_task(label, total=total)
+            progress.update(tasks[label], completed=done)
+
+        yield on_progress
+
+
+@contextlib.contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Keep transformers' own loading bars off the terminal."""
+    try:
+        from transformers.utils import logging
+    except ImportError:
+        yield
+        return
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+@app.command("formats")
+def formats_command(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="An element or block format; none: all of them.")
+    ] = None,
+    json_file: JsonOption = None,
+) -> None:
+    """The formats; with NAME every code of an element format, or the parameters of a block format."""
+    if name is None:
+        elements = [_element_facts(element) for element in ELEMENT_FORMATS.values()]
+        blocks = [_block_facts(block) for block in BLOCK_FORMATS.values()]
+
+        def show() -> None:
+            _print(_facts_table("element formats", elements))
+            _print(_facts_table("block formats", blocks))
+
+        _deliver(json_file, {"elements": elements, "blocks": blocks}, show)
+    elif name in ELEMENT_FORMATS:
+        element = ELEMENT_FORMATS[name]
+        facts = _element_facts(element)
+        codes = [{"code": code, "value": value} for code, value in enumerate(element.values)]
+
+        def show() -> None:
+            _print(_fields_table(name, facts))
+            _print(_codes_table(element))
+
+        _deliver(json_file, {**facts, "codes": codes}, show)
+    elif name in BLOCK_FORMATS:
+        facts = _block_facts(BLOCK_FORMATS[name])
+        _deliver(json_file, facts, lambda: _print(_fields_table(name, facts)))
+    else:
+        _fail(f"NAME={name!r}: expected one of {', '.join([*ELEMENT_FORMATS, *BLOCK_FORMATS])}")
+
+
+def _element_facts(element: ElementFormat) -> dict:
+    return {
+        "name": element.name,
+        "bits": element.bits,
+        "S/E/M": f"{int(element.signed)}/{element.exponent_bits}/{element.mantissa_bits}",
+        "bias": element.bias,
+        "emax": element.emax,
+        "max": element.max,
+        "min normal": element.min_normal,
+        "min subnormal": element.min_subnormal,
+        "specials": element.specials,
+        "source": element.source,
+    }
+
+
+def _block_facts(block: BlockFormat) -> dict:
+    return {
+        "name": block.name,
+        "element": block.element.name,
+        "scale": block.scale.name,
+        "block": block.block_size,
+        "tensor scale": "float32" if block.tensor_scale else None,
+        "bits/element": block.bits_per_element,
+        "default recipe": block.default_recipe,
+        "source": block.source,
+    }
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.7g}"
+    return "-" if value is None else str(value)
+
+
+def _facts_table(title: str | None, facts: list[dict]) -> Table:
+    table = _table(title, *facts[0])
+    for row in facts:
+        table.add_row(*map(_shown, row.values()))
+    return table
+
+
+def _fields_table(title: str, values: dict) -> Table:
+    table = _table(title, "field", "value")
+    for name, value in values.items():
+        table.add_row(name, _shown(value))
+    return table
+
+
+def _codes_table(element: ElementFormat, columns: int = 4) -> Table:
+    """Every code with its bits and value, reading down the first column, then the next."""
+    rows = -(-element.code_count // columns)
+    table = _table(None, *["code", "bits", "value"] * columns)
+    for row in range(rows):
+        cells = []
+        for code in range(row, element.code_count, rows):
+            cells += [f"0x{code:02X}", f"{code:0{element.bits}b}", _shown(element.values[code])]
+        table.add_row(*cells)
+    return table
+
+
+@app.command("recipes")
+def recipes_command(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="A recipe; none: all of them.")] = None,
+    json_file: JsonOption = None,
+) -> None:
+    """The named recipes; with NAME every choice that it makes."""
+    if name is None:
+        table = _table(None, "recipe", "formats", "scale rule", "what it does")
+        for recipe in RECIPES.values():
+            table.add_row(recipe.name, ", ".join(_formats_of(recipe)), recipe.scale_rule, recipe.summary)
+        _deliver(json_file, [_recipe_facts(recipe) for recipe in RECIPES.values()], lambda: _print(table))
+    elif name in RECIPES:
+        facts = _recipe_facts(RECIPES[name])
+        _deliver(json_file, facts, lambda: _print(_fields_table(name, facts)))
+    else:
+        _fail(f"NAME={name!r}: expected one of {', '.join(RECIPES)}")
+
+
+def _formats_of(recipe: mxref.Recipe) -> list[str]:
+    from mxref.recipes import resolve_recipe
+
+    fitting = []
+    for name, block in BLOCK_FORMATS.items():
+        with contextlib.suppress(ValueError):
+            resolve_recipe(recipe, block)
+            fitting.append(name)
+    return ["all MX"] if fitting == [n for n, b in BLOCK_FORMATS.items() if b.scale.is_power_of_two] else fitting
+
+
+def _recipe_facts(recipe: mxref.Recipe) -> dict:
+    return {field.name: getattr(recipe, field.name) for field in fields(recipe)}
+
+
+@app.command("explain", context_settings={"ignore_unknown_options": True})
+def explain_command(
+    format: Annotated[str, typer.Argument(metavar="FORMAT", help="A block format.")],
+    values: Annotated[
+        list[str], typer.Argument(metavar="VALUES...", help="Numbers (decimal, 0x1.8p-3, nan, inf), read as float32.")
+    ],
+    recipe: Annotated[str | None, typer.Option(metavar="NAME", help="See `mxref recipes`.")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of a stochastic recipe.")] = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Every step from VALUES to scales, codes and decoded values."""
+    import torch
+
+    with _usage_errors():
+        x = torch.tensor([_number(value) for value in values])
+        explanation = mxref.explain(x, block_format(format), recipe=recipe, seed=seed)
+    _deliver(json_file, explanation, lambda: print(explanation))
+
+
+def _number(text: str) -> float:
+    try:
+        return float.fromhex(text) if "0x" in text.lower() else float(text)
+    except (ValueError, OverflowError):
+        raise ValueError(f"VALUES: {text!r} is no number; expected such as 1.5, -2e-3, 0x1.8p-3, nan, inf") from None

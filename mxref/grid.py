@@ -1,0 +1,98 @@
+"""The grid of blocks over a tensor: from any shape and axis to one block a row, and back."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+
+_CHUNK_ELEMENTS = 1 << 16  # about what one core's cache holds with its temporaries
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How a tensor of `shape`, blocked along the last axis once `axis` has moved there, falls into blocks.
+
+    A block is `block_rows` x `block_size` elements of one matrix, row-major; missing elements at the edges
+    are zeros that change nothing and are dropped again.
+    """
+
+    shape: tuple[int, ...]
+    axis: int
+    block_size: int
+    block_rows: int
+
+    @property
+    def moved(self) -> tuple[int, ...]:
+        """Shape with the blocked axis last."""
+        shape = list(self.shape)
+        shape.append(shape.pop(self.axis))
+        return tuple(shape)
+
+    @property
+    def matrices(self) -> tuple[int, int, int]:
+        """(matrices, rows, columns): rows only count apart where blocks span several of them."""
+        *leading, columns = self.moved
+        if self.block_rows == 1:
+            return 1, prod(leading), columns
+        return prod(leading[:-1]), leading[-1], columns
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """(matrices, blocks down, blocks across)."""
+        matrices, rows, columns = self.matrices
+        return matrices, -(-rows // self.block_rows), -(-columns // self.block_size)
+
+    @property
+    def block_count(self) -> int:
+        return prod(self.counts)
+
+    @property
+    def block_elements(self) -> int:
+        return self.block_rows * self.block_size
+
+    def chunks(self) -> Iterator[slice]:
+        """Runs of blocks small enough to stay in cache."""
+        step = max(1, _CHUNK_ELEMENTS // self.block_elements)
+        for start in range(0, self.block_count, step):
+            yield slice(start, min(start + step, self.block_count))
+
+    def to_blocks(self, x: torch.Tensor) -> torch.Tensor:
+        """`x` of the logical shape as `[blocks, elements]`, a view where possible."""
+        matrices, rows, columns = self.matrices
+        x = x.movedim(self.axis, -1).reshape(matrices, rows, columns)
+        if columns % self.block_size or rows % self.block_rows:
+            x = F.pad(x, (0, -columns % self.block_size, 0, -rows % self.block_rows))
+        return rearrange(x, "m (i r) (j k) -> (m i j) (r k)", r=self.block_rows, k=self.block_size)
+
+    def from_blocks(self, blocks: torch.Tensor) -> torch.Tensor:
+        """The inverse of `to_blocks`, contiguous."""
+        matrices, rows, columns = self.matrices
+        m, i, j = self.counts
+        x = rearrange(blocks, "(m i j) (r k) -> m (i r) (j k)", m=m, i=i, j=j, r=self.block_rows, k=self.block_size)
+        return x[:, :rows, :columns].reshape(self.moved).movedim(-1, self.axis).contiguous()
+
+    def scales_from_blocks(self, scales: torch.Tensor) -> torch.Tensor:
+        """One scale a block `[blocks]` to the shape of `BlockTensor.scales`."""
+        leading = self.moved[:-1] if self.block_rows == 1 else (*self.moved[:-2], self.counts[1])
+        return scales.reshape(*leading, self.counts[2]).movedim(-1, self.axis).contiguous()
+
+    def scales_to_blocks(self, scales: torch.Tensor) -> torch.Tensor:
+        """The inverse of `scales_from_blocks`."""
+        return scales.movedim(self.axis, -1).reshape(-1)
+
+
+def scale_shape(shape: tuple[int, ...], axis: int, block_size: int, block_rows: int = 1) -> tuple[int, ...]:
+    """Shape of the scales of a tensor: the blocked axis divided by the block size, rounded up.
+
+    >>> scale_shape((2, 48), -1, 32)
+    (2, 2)
+    """
+    counts = list(shape)
+    counts[axis] = -(-counts[axis] // block_size)
+    if block_rows > 1:
+        other = -2 if axis == -1 else -1
+        counts[other] = -(-counts[other] // block_rows)
+    return tuple(counts)

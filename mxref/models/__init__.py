@@ -1,0 +1,20 @@
+"""Language models of the transformers library with mxref's arithmetic: swap it in, and measure what it costs.
+
+`pip install 'mxref[models]'`; importing this package does not import transformers.
+"""
+
+from mxref.models.evaluate import evaluate
+from mxref.models.report import CONVENTIONS, EvaluationReport, EvaluationRow
+from mxref.models.swap import ExpertsWeights, MXLinear, QuantizedWeights, quantize_weights, quantized
+
+__all__ = [
+    "CONVENTIONS",
+    "EvaluationReport",
+    "EvaluationRow",
+    "ExpertsWeights",
+    "MXLinear",
+    "QuantizedWeights",
+    "evaluate",
+    "quantize_weights",
+    "quantized",
+]

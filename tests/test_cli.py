@@ -1,0 +1,319 @@
+"""The command line: what it prints and writes, its exit codes, and its complaints."""
+
+import csv
+import io
+import json
+import math
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("transformers")
+
+from tiny_models import TEXT, tiny_model, tiny_tokenizer
+from typer.testing import CliRunner
+
+import mxref
+from mxref.cli import app
+
+FORMATS = list(mxref.BLOCK_FORMATS)
+
+
+def mxref_command(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def refusal(result):
+    """The one complaint on stderr of a call that was refused as bad usage."""
+    assert result.exit_code == 2 and result.stdout == ""
+    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+    return result.stderr
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    """A model directory `model`, with its tokenizer, and a text `text.txt`."""
+    directory = tmp_path_factory.mktemp("cli")
+    tiny_model("qwen3moe").save_pretrained(directory / "model")
+    tiny_tokenizer().save_pretrained(directory / "model")
+    (directory / "text.txt").write_text(TEXT)
+    return directory
+
+
+@pytest.fixture
+def evaluate(directory):
+    return lambda *options: mxref_command(
+        "eval", directory / "model", "--text", directory / "text.txt", "--window", 16, "--tokens", 64, *options
+    )
+
+
+# eval
+
+
+def test_eval_prints_every_format_twice_after_the_baseline(evaluate):
+    result = evaluate()
+    assert result.exit_code == 0, result.stderr
+    rows = [re.split(r"\s*│\s*", line.strip("│ \n")) for line in result.stdout.splitlines() if line.startswith("│")]
+    expected = [("bf16", "bf16")]
+    for name in FORMATS:
+        expected += [(name, "bf16"), (name, name)]
+    assert [tuple(row[:2]) for row in rows] == expected
+    assert rows[-1][-1] == "nvidia" and rows[1][-1] == "ocp"
+
+
+def test_eval_writes_json_csv_and_plot(evaluate, tmp_path):
+    files = [tmp_path / name for name in ("r.json", "r.csv", "r.svg")]
+    result = evaluate("--formats", "mxfp4,nvfp4", "--json", files[0], "--csv", files[1], "--plot", files[2])
+    assert result.exit_code == 0, result.stderr
+    data = json.loads(files[0].read_text())
+    rows = list(csv.DictReader(io.StringIO(files[1].read_text())))
+    assert [float(row["bits_per_byte"]) for row in rows] == [row["bits_per_byte"] for row in data["rows"]]
+    assert len(rows) == 5 and data["complete"] is True
+    assert "<svg" in files[2].read_text()
+    for row in data["rows"]:
+        assert f"{row['bits_per_byte']:.4f}" in result.stdout
+
+
+def test_eval_json_on_stdout_is_json_alone(evaluate):
+    result = evaluate("--formats", "mxint8", "--weights-only", "--json", "-")
+    assert result.exit_code == 0
+    assert [(row["weights"], row["activations"]) for row in json.loads(result.stdout)["rows"]] == [
+        ("bf16", "bf16"),
+        ("mxint8", "bf16"),
+    ]
+
+
+def test_eval_passes_its_options_on(evaluate):
+    options = ("--formats", "nvfp4", "--activations", "same,mxfp8_e5m2", "--recipe", "vllm_torch", "--layers", "all")
+    result = evaluate(*options, "--semantics", "dequantized", "--json", "-")
+    data = json.loads(result.stdout)
+    assert [(row["activations"], row["recipe"], row["act_recipe"]) for row in data["rows"][1:]] == [
+        ("nvfp4", "vllm_torch", "vllm_torch"),
+        ("mxfp8_e5m2", "vllm_torch", "ocp"),
+    ]
+    assert (data["layers"], data["semantics"], data["window"], data["windows"]) == ("all", "dequantized", 16, 4)
+    assert data["text"] == "text.txt"
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (("--formats", "mxfp4,mxfp5"), "format='mxfp5': expected one of " + ", ".join(FORMATS)),
+        (("--formats", ","), "formats=[]: expected at least one of mxfp4"),
+        (("--recipe", "nosuch"), "recipe='nosuch': expected one of ocp"),
+        (("--formats", "nvfp4", "--recipe", "ocp"), "recipe 'ocp' (scale_rule='floor') does not fit format 'nvfp4'"),
+        (("--activations", "int4"), "format='int4': expected one of mxfp4"),
+        (("--weights-only", "--activations", "same"), "--weights-only and --activations contradict each other"),
+        (("--weights-only", "--act-recipe", "ocp"), "--weights-only and --act-recipe contradict each other"),
+        (("--layers", "none"), "layers='none': expected one of experts, all"),
+        (("--semantics", "fast"), "semantics='fast': expected 'blockwise' or 'dequantized'"),
+        (("--window", "1"), "window=1: expected 2 to 64"),
+        (("--tokens", "8"), "8 tokens are too few; expected at least one window of 16"),
+        (("--text", "no-such.txt"), "text='no-such.txt': cannot be read"),
+        (("--tokenizer", "./no-such"), "tokenizer='./no-such': no such directory"),
+        (("--device", "nosuch"), "device='nosuch'"),
+    ],
+)
+def test_eval_refuses_bad_usage_in_one_line(evaluate, options, message):
+    assert message in refusal(evaluate(*options))
+
+
+def test_eval_refuses_what_is_no_model(tmp_path):
+    assert "model='./no-such': no such directory" in refusal(mxref_command("eval", "./no-such"))
+    assert f"model='{tmp_path}': " in refusal(mxref_command("eval", tmp_path))
+
+
+def test_eval_refuses_a_model_that_is_quantized_already(directory, tmp_path):
+    config = json.loads((directory / "model" / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert "quantized already" in refusal(mxref_command("eval", tmp_path))
+
+
+def test_eval_says_where_a_report_cannot_be_written(evaluate, tmp_path):
+    result = evaluate("--formats", "mxint8", "--weights-only", "--csv", tmp_path / "no" / "r.csv")
+    assert result.exit_code == 2 and "No such file or directory" in result.stderr
+    assert "mxint8" in result.stdout  # the table is not lost
+
+
+def test_eval_interrupted_keeps_the_finished_rows(evaluate, tmp_path, monkeypatch):
+    module = sys.modules["mxref.models.evaluate"]
+    original = module.quantize_weights
+
+    def interrupted(model, block, **options):
+        if block.name == "nvfp4":
+            raise KeyboardInterrupt
+        return original(model, block, **options)
+
+    monkeypatch.setattr(module, "quantize_weights", interrupted)
+    files = [tmp_path / "r.json", tmp_path / "r.csv"]
+    result = evaluate("--formats", "mxfp4,nvfp4", "--json", files[0], "--csv", files[1])
+    assert result.exit_code == 130 and "kept the 3 rows" in result.stderr
+    assert "INTERRUPTED" in result.stdout
+    data = json.loads(files[0].read_text())
+    assert data["complete"] is False and [row["weights"] for row in data["rows"]] == ["bf16", "mxfp4", "mxfp4"]
+    assert len(files[1].read_text().splitlines()) == 4
+
+    result = evaluate("--formats", "nvfp4")
+    assert result.exit_code == 130 and "kept the 1 rows" in result.stderr
+
+
+def test_eval_interrupted_before_the_first_row_says_so(evaluate, monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["mxref.models.evaluate"], "_window_losses", interrupted)
+    result = evaluate()
+    assert result.exit_code == 130 and result.stderr == "error: interrupted before the first row had finished\n"
+
+
+def test_eval_of_a_model_without_a_finite_loss_is_a_negative_result(directory, tmp_path):
+    model = tiny_model("llama")
+    model.lm_head.weight.data[0, 0] = math.nan
+    model.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    text = directory / "text.txt"
+    result = mxref_command(
+        "eval", tmp_path, "--text", text, "--window", 16, "--tokens", 32, "--formats", "mxfp4", "--json", "-"
+    )
+    assert result.exit_code == 1 and "not a number" in result.stderr
+    assert json.loads(result.stdout)["rows"][0]["bits_per_byte"] == "NaN"
+
+
+def test_eval_shows_its_progress_on_a_terminals_stderr_only(directory):
+    arguments = ["eval", directory / "model", "--text", directory / "text.txt", "--window", 16, "--tokens", 64]
+    command = [sys.executable, "-m", "mxref", *map(str, arguments), "--formats", "mxint8", "--json", "-"]
+    controller, terminal = pty.openpty()
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=terminal, env={**os.environ, "TERM": "xterm"})
+    os.close(terminal)
+    shown = b""
+    while True:
+        try:
+            shown += os.read(controller, 65536)
+        except OSError:  # everything has been read and nobody holds the terminal any more
+            break
+    os.close(controller)
+    assert result.returncode == 0
+    assert b"mxint8 / bf16" in shown and b"windows" in shown
+    assert len(json.loads(result.stdout)["rows"]) == 3
+    quiet = subprocess.run(command, capture_output=True, check=True)
+    assert b"windows" not in quiet.stderr and len(json.loads(quiet.stdout)["rows"]) == 3
+
+
+# formats, recipes, explain
+
+
+def test_formats_lists_both_tables():
+    result = mxref_command("formats")
+    assert result.exit_code == 0
+    for name in (*mxref.ELEMENT_FORMATS, *FORMATS):
+        assert f"│ {name} " in result.stdout
+    data = json.loads(mxref_command("formats", "--json", "-").stdout)
+    assert [row["name"] for row in data["elements"]] == list(mxref.ELEMENT_FORMATS)
+    assert [row["bits/element"] for row in data["blocks"]] == [f.bits_per_element for f in mxref.BLOCK_FORMATS.values()]
+
+
+@pytest.mark.parametrize("name", mxref.ELEMENT_FORMATS)
+def test_formats_of_an_element_shows_every_code_and_value(name):
+    values = mxref.ELEMENT_FORMATS[name].values
+    codes = json.loads(mxref_command("formats", name, "--json", "-").stdout)["codes"]
+    assert [entry["code"] for entry in codes] == list(range(len(values)))
+    for entry, value in zip(codes, values, strict=True):
+        read = float(entry["value"])
+        assert read == value or math.isnan(read) and math.isnan(value)
+        assert math.copysign(1, read) == math.copysign(1, value) or math.isnan(value)
+    shown = mxref_command("formats", name).stdout
+    assert set(re.findall(r"0x[0-9A-F]{2}", shown)) == {f"0x{code:02X}" for code in range(len(values))}
+
+
+def test_formats_of_a_block_format_shows_its_parameters():
+    result = mxref_command("formats", "nvfp4")
+    for part in ("e2m1", "e4m3", "16", "4.5", "nvidia"):
+        assert part in result.stdout
+    assert json.loads(mxref_command("formats", "mxfp8_e4m3", "--json", "-").stdout)["block"] == 32
+    assert "NAME='fp3': expected one of e2m1" in refusal(mxref_command("formats", "fp3"))
+
+
+def test_recipes_lists_all_and_shows_every_choice_of_one(tmp_path):
+    result = mxref_command("recipes")
+    assert result.exit_code == 0 and all(f"│ {name} " in result.stdout for name in mxref.RECIPES)
+    mxref_command("recipes", "--json", tmp_path / "r.json")
+    assert [row["name"] for row in json.loads((tmp_path / "r.json").read_text())] == list(mxref.RECIPES)
+    one = json.loads(mxref_command("recipes", "nvidia", "--json", "-").stdout)
+    assert set(one) == set(mxref.Recipe.__dataclass_fields__) and one["scale_rule"] == "amax"
+    assert "NAME='nosuch': expected one of ocp" in refusal(mxref_command("recipes", "nosuch"))
+
+
+def test_explain_prints_what_the_library_explains():
+    import torch
+
+    result = mxref_command("explain", "mxfp4", "7", "-1.5", "0x1.8p-3", "-0", "--recipe", "ocp_even")
+    x = torch.tensor([7.0, -1.5, 0.1875, -0.0])
+    assert result.exit_code == 0
+    assert result.stdout == f"{mxref.explain(x, 'mxfp4', recipe='ocp_even')}\n"
+    data = json.loads(mxref_command("explain", "mxfp4", "nan", "1", "--json", "-").stdout)
+    assert data["format"] == "mxfp4"
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("mxfp5", "1"), "format='mxfp5': expected one of mxfp4"),
+        (("e2m1", "1"), "format='e2m1': expected one of mxfp4"),
+        (("mxfp4", "seven"), "VALUES: 'seven' is no number"),
+        (("mxfp4", "1", "--recpie"), "VALUES: '--recpie' is no number"),
+        (("mxfp4", "1", "--recipe", "nvidia"), "does not fit format 'mxfp4'"),
+        (("nvfp4", *["1"] * 17), "16"),
+    ],
+)
+def test_explain_refuses_bad_usage_in_one_line(arguments, message):
+    assert message in refusal(mxref_command("explain", *arguments))
+
+
+# The program
+
+
+@pytest.mark.parametrize("command", [(), ("eval",), ("formats",), ("recipes",), ("explain",)])
+def test_every_command_has_help(command):
+    result = mxref_command(*command, "--help")
+    assert result.exit_code == 0 and "Usage:" in result.stdout
+    assert not command or "--json" in result.stdout
+
+
+def program(*arguments, code="from mxref.__main__ import main; main()"):
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+
+
+def test_the_program_runs_as_a_module():
+    command = [sys.executable, "-m", "mxref", "formats", "e2m1", "--json", "-"]
+    assert json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)["bits"] == 4
+
+
+@pytest.mark.parametrize("arguments", [("evl",), ("eval", "--nosuch"), ("eval", "--window", "x"), ("explain", "mxfp4")])
+def test_the_program_complains_about_its_usage_in_one_line(arguments):
+    result = program(*arguments)
+    assert result.returncode == 2 and result.stdout == ""
+    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+
+
+def test_the_program_says_its_version_and_without_arguments_its_help():
+    assert program("--version").stdout == f"mxref {mxref.__version__}\n"
+    assert "Usage:" in program().stdout
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_the_program_names_the_extra_it_needs(missing):
+    result = program("formats", code=f"import sys; sys.modules['{missing}'] = None\nfrom mxref.__main__ import main; main()")
+    assert result.returncode == 2 and result.stderr.count("\n") == 1
+    assert "pip install 'mxref[cli]'" in result.stderr and missing in result.stderr
+
+
+def test_eval_names_the_extra_it_needs():
+    code = "import sys; sys.modules['transformers'] = None\nfrom mxref.__main__ import main; main()"
+    result = program("eval", ".", code=code)
+    assert result.returncode == 2 and "pip install 'mxref[models]'" in result.stderr and result.stderr.count("\n") == 1
