@@ -7,9 +7,8 @@ result, which the other tests compare with independent sources.
 """
 
 import argparse
-import datetime
+import itertools
 import json
-import platform
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,6 +17,7 @@ import torch
 
 import mxref
 from mxref import functions
+from tests.environment import environment
 
 Case = tuple[str, str, Callable[[str], list[torch.Tensor]]]
 
@@ -31,6 +31,16 @@ def _random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> t
 def _random_bits(count: int, seed: int = 0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(-(2**31), 2**31, (count,), generator=generator).to(torch.int32).view(torch.float32)
+
+
+def _random_codes(element: str, rows: int, length: int, seed: int) -> torch.Tensor:
+    """Random codes `[rows, length]`; Inf and NaN in every eighth row only, since they would hide all else."""
+    record = mxref.ELEMENT_FORMATS[element]
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(0, record.code_count, (rows, length), generator=generator, dtype=torch.uint8)
+    special = ~torch.tensor(record.values).isfinite()[codes.int()]
+    special[::8] = False
+    return codes.masked_fill(special, 1)
 
 
 def _all_bf16() -> torch.Tensor:
@@ -62,10 +72,10 @@ def cases() -> Iterator[Case]:
     }
     for name in ("exp", "sigmoid", "silu", "gelu_tanh", "relu2"):
         for label, x in inputs.items():
-            yield name, label, lambda d, f=getattr(functions, name), x=x: [f(x.to(d))]
+            yield name, label, lambda d, n=name, x=x: [getattr(functions, n)(x.to(d))]
     for name in ("swiglu", "swiglu_oai"):
         gate, up = _random_bits(1 << 20, 1), _random_bits(1 << 20, 2)
-        yield name, "random_bits", lambda d, f=getattr(functions, name), g=gate, u=up: [f(g.to(d), u.to(d))]
+        yield name, "random_bits", lambda d, n=name, g=gate, u=up: [getattr(functions, n)(g.to(d), u.to(d))]
 
     for name, element in mxref.ELEMENT_FORMATS.items():
         codes = torch.arange(element.code_count, dtype=torch.uint8)
@@ -100,6 +110,15 @@ def cases() -> Iterator[Case]:
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             yield "dequantize", f"{format} {dtype}", lambda d, q=q, t=dtype: [mxref.dequantize(_to(q, d), t)]
 
+    elements = [name for name, element in mxref.ELEMENT_FORMATS.items() if element.signed]
+    for a_element, b_element in itertools.product(elements, repeat=2):
+        for length in (16, 32):
+            a, b = _random_codes(a_element, 300, length, seed=12), _random_codes(b_element, 200, length, seed=13)
+            yield (
+                "block_dot",
+                f"{a_element} {b_element} {length}",
+                lambda d, a=a, b=b, n=a_element, m=b_element: [mxref.block_dot(a.to(d), b.to(d), n, m)],
+            )
     for a_format in mxref.BLOCK_FORMATS:
         for b_format in mxref.BLOCK_FORMATS:
             a, b = mxref.quantize(_random(70, 336, seed=4), a_format), mxref.quantize(_random(40, 336, seed=5), b_format)
@@ -110,8 +129,8 @@ def cases() -> Iterator[Case]:
                     mxref.matmul(_to(a, d), _to(b, d), out_dtype=t) for t in (torch.float32, torch.bfloat16)
                 ],
             )
-        x = _random(70, 336, seed=6, dtype=torch.bfloat16)
-        yield "matmul", f"bf16 {a_format}", lambda d, x=x, b=b_weights(a_format): [mxref.matmul(x.to(d), _to(b, d))]
+        x, b = _random(70, 336, seed=6, dtype=torch.bfloat16), mxref.quantize(_random(40, 336, seed=5), a_format)
+        yield "matmul", f"bf16 {a_format}", lambda d, x=x, b=b: [mxref.matmul(x.to(d), _to(b, d))]
 
     ids, weights = mxref.route(_random(33, 6, seed=8), 2)
     yield "route", "softmax", lambda d: list(mxref.route(_random(257, 64, seed=8).to(d), 8))
@@ -128,11 +147,6 @@ def cases() -> Iterator[Case]:
                     )
                 ],
             )
-
-
-def b_weights(format: str) -> mxref.BlockTensor:
-    """A weight matrix in `format`."""
-    return mxref.quantize(_random(40, 336, seed=5), format)
 
 
 def _to(q: mxref.BlockTensor, device: str) -> mxref.BlockTensor:
@@ -156,6 +170,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", help="the device to compare with the CPU (default: cuda)")
     parser.add_argument("--json", help="write the record to this file")
+    parser.add_argument("--commit", help="the commit to name in the record (default: ask git)")
     arguments = parser.parse_args()
     rows: dict[str, dict] = {}
     for op, label, case in cases():
@@ -173,9 +188,7 @@ def main() -> int:
         print(f"{row['op']:<12} {row['cases']:>4} cases, {row['differing']} differ")
     record = {
         "what": f"reference on {arguments.device} against reference on cpu, as bits",
-        "device": torch.cuda.get_device_name() if arguments.device.startswith("cuda") else platform.processor() or "cpu",
-        "torch": torch.__version__,
-        "date": datetime.date.today().isoformat(),
+        **environment(arguments.device, arguments.commit),
         "rows": list(rows.values()),
     }
     if arguments.json:

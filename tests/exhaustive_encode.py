@@ -2,16 +2,15 @@
 
     python -m tests.exhaustive_encode --device cuda --json benchmarks/results/exhaustive-encode.json
 
-All 2^32 patterns; on finite ones the expected code comes from ml_dtypes (from numpy's rint for int8) applied to
-the value clipped to the format's range. Inf must saturate; NaN must raise where the format has none and give
-its NaN code where it has one. Prints the number of differing codes per format; exit code 1 if there are any.
+All 2^32 patterns (their magnitudes for e8m0, which has no sign); on finite ones the expected code comes from ml_dtypes
+(from numpy's rint and frexp for int8 and e8m0) applied to the value clipped to the format's range. Inf must saturate;
+NaN must raise where the format has none and give its NaN code where it has one. Prints the number of differing codes
+per format; exit code 1 if there are any.
 """
 
 import argparse
-import datetime
 import json
 import multiprocessing
-import platform
 import sys
 import time
 
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 
 import mxref
+from tests.environment import environment
 
 CHUNK = 1 << 24
 INF = 0x7F800000
@@ -31,8 +31,8 @@ DTYPES = {
     "e4m3": ml_dtypes.float8_e4m3fn,
     "e5m2": ml_dtypes.float8_e5m2,
 }
-LARGEST = {"e2m1": 6.0, "e2m3": 7.5, "e3m2": 28.0, "e4m3": 448.0, "e5m2": 57344.0, "int8": 127 / 64}
-NAN_CODE = {"e4m3": 0x7F, "e5m2": 0x7F}
+LARGEST = {"e2m1": 6.0, "e2m3": 7.5, "e3m2": 28.0, "e4m3": 448.0, "e5m2": 57344.0, "int8": 127 / 64, "e8m0": 2.0**127}
+NAN_CODE = {"e4m3": 0x7F, "e5m2": 0x7F, "e8m0": 0xFF}
 
 
 def patterns(start: int) -> np.ndarray:
@@ -46,7 +46,11 @@ def expected_codes(task: tuple[str, int]) -> np.ndarray:
     x = patterns(start)
     nan = np.isnan(x)
     clipped = np.clip(np.where(nan, np.float32(0), x), np.float32(-LARGEST[name]), np.float32(LARGEST[name]))
-    if name == "int8":
+    if name == "e8m0":  # written out: ml_dtypes rounds ties of powers of two upwards, not to the even code
+        fraction, exponent = np.frexp(np.maximum(np.abs(clipped), np.float32(2.0**-127)).astype(np.float64))
+        below = exponent + 126  # fraction in [0.5, 1), so the power of two at or below is 2^(exponent - 1)
+        codes = (below + ((fraction > 0.75) | ((fraction == 0.75) & (below % 2 == 1)))).clip(0, 254).astype(np.uint8)
+    elif name == "int8":
         codes = np.rint(clipped.astype(np.float64) * 64).astype(np.int8).view(np.uint8)
     else:
         codes = clipped.astype(DTYPES[name]).view(np.uint8)
@@ -60,6 +64,7 @@ def count_differences(name: str, device: str, pool) -> tuple[int, list[str]]:
     for start, expected in zip(starts, pool.imap(expected_codes, [(name, start) for start in starts])):
         bits = torch.arange(start, start + CHUNK, dtype=torch.int64, device=device)
         x = torch.where(bits >= 1 << 31, bits - (1 << 32), bits).to(torch.int32).view(torch.float32)
+        x = x if mxref.ELEMENT_FORMATS[name].signed else x.abs()
         if name not in NAN_CODE:
             x = x.masked_fill(x.isnan(), 0.0)
         actual = mxref.encode(x, name).cpu().numpy()
@@ -84,6 +89,7 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", help="where mxref.encode runs (default: cpu)")
     parser.add_argument("--formats", nargs="+", choices=list(LARGEST), default=list(LARGEST))
     parser.add_argument("--json", help="write the record to this file")
+    parser.add_argument("--commit", help="the commit to name in the record (default: ask git)")
     arguments = parser.parse_args()
     rows = []
     with multiprocessing.get_context("spawn").Pool() as pool:
@@ -98,11 +104,8 @@ def main() -> int:
             for line in shown:
                 print("   ", line)
     record = {
-        "what": "encode of all 2^32 float32 patterns against ml_dtypes (int8: numpy rint)",
-        "device": torch.cuda.get_device_name() if arguments.device.startswith("cuda") else platform.processor() or "cpu",
-        "torch": torch.__version__,
-        "ml_dtypes": ml_dtypes.__version__,
-        "date": datetime.date.today().isoformat(),
+        "what": "encode of all 2^32 float32 patterns against ml_dtypes (int8: numpy rint, e8m0: numpy frexp)",
+        **environment(arguments.device, arguments.commit, "ml_dtypes"),
         "rows": rows,
     }
     if arguments.json:
