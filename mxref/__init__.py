@@ -12,30 +12,6 @@ from mxref.recipes import RECIPES, Hadamard, Recipe
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "BLOCK_FORMATS",
-    "BlockFormat",
-    "BlockTensor",
-    "ELEMENT_FORMATS",
-    "ElementFormat",
-    "Explanation",
-    "Hadamard",
-    "RECIPES",
-    "Recipe",
-    "block_dot",
-    "combine",
-    "decode",
-    "dequantize",
-    "encode",
-    "explain",
-    "from_layout",
-    "functions",
-    "matmul",
-    "moe_experts",
-    "pack",
-    "qdq",
-    "quantize",
-    "route",
-    "to_layout",
-    "unpack",
-]
+__all__ = ["ELEMENT_FORMATS", "BLOCK_FORMATS", "RECIPES", "ElementFormat", "BlockFormat", "Recipe", "Hadamard"]
+__all__ += ["encode", "decode", "pack", "unpack", "to_layout", "from_layout", "BlockTensor", "quantize", "dequantize", "qdq"]
+__all__ += ["functions", "block_dot", "matmul", "route", "moe_experts", "combine", "explain", "Explanation"]

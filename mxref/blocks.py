@@ -4,24 +4,15 @@ Arguments are checked first and become a plan; then chunks of blocks that stay i
 decoded or both.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 import torch
 
-from mxref.block_codec import canonical, decode_blocks, encode_blocks, rotate_axis
-from mxref.elements import (
-    FLOAT_DTYPES,
-    INF_BITS,
-    MAGNITUDE_MASK,
-    check_choice,
-    check_codes,
-    check_float,
-    check_seed,
-    philox,
-)
+from mxref.block_codec import decode_blocks, encode_blocks, rotate
+from mxref.elements import canonical, check_choice, check_codes, check_dtype, check_float, check_seed, check_tensor, philox
 from mxref.formats import BlockFormat, block_format
-from mxref.grid import Grid, scale_shape
+from mxref.grid import Grid
 from mxref.orders import ENCODE_ORDERS, TensorScale
 from mxref.packing import pack
 from mxref.recipes import Recipe, resolve_recipe
@@ -54,7 +45,7 @@ class BlockTensor:
         check_codes("codes", self.codes, self.format.element)
         check_codes("scales", self.scales, self.format.scale)
         object.__setattr__(self, "axis", _negative_axis(self.axis, self.codes))
-        expected = scale_shape(self.shape, self.axis, self.format.block_size, self.recipe.block_rows)
+        expected = self._grid.scale_shape
         if tuple(self.scales.shape) != expected:
             raise ValueError(f"scales has shape {list(self.scales.shape)}: codes {list(self.shape)} need {list(expected)}")
         if self.format.scale.sign_mask and (self.scales & self.format.scale.sign_mask).any():
@@ -79,6 +70,11 @@ class BlockTensor:
         return self.codes.device
 
     @property
+    def _grid(self) -> Grid:
+        """How the logical shape falls into blocks."""
+        return Grid(tuple(self.shape), self.axis, self.format.block_size, self.recipe.block_rows)
+
+    @property
     def packed(self) -> torch.Tensor:
         """Codes bit-packed along the blocked axis, which comes last: uint8 `[..., ceil(K * bits / 8)]`."""
         return pack(self.codes.movedim(self.axis, -1), self.format.element.bits)
@@ -93,11 +89,13 @@ class BlockTensor:
         """Part of the first axis, e.g. one expert of `[E, N, K]` or some rows of `[M, K]`."""
         if self.ndim + self.axis == 0 or (self.recipe.block_rows > 1 and self.ndim == 2):
             raise IndexError("the first axis is a blocked one: its blocks cannot be taken apart")
-        scale = self.tensor_scale
+        codes, scale = self.codes[index], self.tensor_scale
         if scale is not None and scale.ndim == self.ndim:
-            scale = scale[0] if scale.shape[0] == 1 and isinstance(index, int) else scale
-            scale = scale[index] if scale.ndim == self.ndim and scale.shape[0] > 1 else scale
-        return _trusted(self.codes[index], self.scales[index], scale, self.format, self.recipe, self.axis)
+            if scale.shape[0] > 1:
+                scale = scale[index]
+            elif codes.ndim < self.ndim:
+                scale = scale[0]
+        return _trusted(codes, self.scales[index], scale, self.format, self.recipe, self.axis)
 
     def __repr__(self) -> str:
         scale = "none" if self.tensor_scale is None else list(self.tensor_scale.shape)
@@ -147,27 +145,19 @@ def quantize(
     return _quantize(_plan(x, format, recipe, tensor_scale, axis, seed))
 
 
-def quantize_rows(
-    x: torch.Tensor,
-    row_ids: torch.Tensor,
-    format: str | BlockFormat,
-    recipe: str | Recipe | None,
-    tensor_scale: str | torch.Tensor | None,
-    seed: int | None,
-) -> BlockTensor:
+def quantize_rows(x: torch.Tensor, row_ids: torch.Tensor, format, recipe, tensor_scale, seed) -> BlockTensor:
     """`quantize` of rows `[M, K]` taken out of a larger tensor: row m draws the random words of row `row_ids[m]` there."""
     return _quantize(_plan(x, format, recipe, tensor_scale, -1, seed, row_ids))
 
 
 def _quantize(plan: "_Plan") -> BlockTensor:
     grid = plan.grid
-    device = plan.blocks.device
-    codes = torch.empty((grid.block_count, grid.block_elements), dtype=torch.uint8, device=device)
-    scales = torch.empty(grid.block_count, dtype=torch.uint8, device=device)
-    for part, values, scale, words in plan.chunks():
-        codes[part], scales[part] = encode_blocks(values, plan.format, plan.recipe, scale, words)
+    codes = torch.empty((grid.block_count, grid.block_elements), dtype=torch.uint8, device=plan.blocks.device)
+    scales = torch.empty(grid.block_count, dtype=torch.uint8, device=plan.blocks.device)
+    for part, chunk_codes, chunk_scales, _ in plan.encoded():
+        codes[part], scales[part] = chunk_codes, chunk_scales
     codes, scales = grid.from_blocks(codes), grid.scales_from_blocks(scales)
-    return _trusted(codes, scales, plan.stored_tensor_scale, plan.format, plan.recipe, plan.axis)
+    return _trusted(codes, scales, plan.stored_tensor_scale, plan.format, plan.recipe, grid.axis)
 
 
 @op
@@ -186,14 +176,11 @@ def dequantize(q: BlockTensor, dtype: torch.dtype = torch.float32) -> torch.Tens
     if not isinstance(q, BlockTensor):
         raise TypeError(f"q is a {type(q).__name__}: expected a BlockTensor")
     check_dtype("dtype", dtype)
-    grid = Grid(tuple(q.shape), q.axis, q.format.block_size, q.recipe.block_rows)
+    grid = q._grid
     codes, scales = grid.to_blocks(q.codes), grid.scales_to_blocks(q.scales)
-    stored = _per_block(q.tensor_scale, q.axis, grid)
-    out = torch.empty(codes.shape, dtype=_decoded_dtype(q.recipe, dtype), device=q.device)
-    for part in grid.chunks():
-        values = decode_blocks(codes[part], scales[part], q.format, q.recipe, _chunk_of(stored, part))
-        out[part] = canonical(values.to(out.dtype))
-    return _finish(grid.from_blocks(out), q.recipe, q.axis, dtype)
+    stored = grid.scales_to_blocks(torch.ones((), device=q.device) if q.tensor_scale is None else q.tensor_scale)
+    decoded = ((part, decode_blocks(codes[part], scales[part], q.format, q.recipe, stored[part])) for part in grid.chunks())
+    return _gather(decoded, grid, q.recipe, dtype, q.device)
 
 
 @op
@@ -218,54 +205,51 @@ def qdq(
     """
     check_choice("gradient", gradient, GRADIENTS)
     plan = _plan(x, format, recipe, tensor_scale, axis, seed)
-    if not (x.requires_grad and torch.is_grad_enabled()):
-        return _qdq_blocks(plan, x.dtype)
-    return _StraightThrough.apply(x, plan, gradient)
+    return _StraightThrough.apply(x, plan, gradient) if x.requires_grad and torch.is_grad_enabled() else _qdq(plan, x.dtype)
 
 
 class _StraightThrough(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, plan, gradient):
-        ctx.plan, ctx.passes = plan, _in_range(plan) if gradient == "clipped" else None
-        return _qdq_blocks(plan, x.dtype)
+        ctx.transform, ctx.axis = plan.recipe.transform, plan.grid.axis
+        ctx.passes = rotate(x.float(), ctx.transform, ctx.axis).abs() <= _largest(plan) if gradient == "clipped" else None
+        return _qdq(plan, x.dtype)
 
     @staticmethod
     def backward(ctx, grad):
-        if ctx.passes is None:
-            return grad, None, None
-        recipe, axis = ctx.plan.recipe, ctx.plan.axis
-        clipped = rotate_axis(grad, recipe, axis) * ctx.passes
-        return rotate_axis(clipped, recipe, axis, inverse=True).to(grad.dtype), None, None
+        if ctx.passes is not None:
+            clipped = rotate(grad, ctx.transform, ctx.axis) * ctx.passes
+            grad = rotate(clipped, ctx.transform, ctx.axis, inverse=True).to(grad.dtype)
+        return grad, None, None
 
 
-def _qdq_blocks(plan: "_Plan", dtype: torch.dtype) -> torch.Tensor:
-    out = torch.empty(plan.blocks.shape, dtype=_decoded_dtype(plan.recipe, dtype), device=plan.blocks.device)
-    for part, values, scale, words in plan.chunks():
-        codes, scales = encode_blocks(values, plan.format, plan.recipe, scale, words)
-        decoded = decode_blocks(codes, scales, plan.format, plan.recipe, scale and scale.stored)
-        out[part] = canonical(decoded.to(out.dtype))
-    return _finish(plan.grid.from_blocks(out), plan.recipe, plan.axis, dtype)
+def _qdq(plan: "_Plan", dtype: torch.dtype) -> torch.Tensor:
+    decoded = (
+        (part, decode_blocks(codes, scales, plan.format, plan.recipe, stored))
+        for part, codes, scales, stored in plan.encoded()
+    )
+    return _gather(decoded, plan.grid, plan.recipe, dtype, plan.blocks.device)
 
 
-def _decoded_dtype(recipe: Recipe, dtype: torch.dtype) -> torch.dtype:
-    """Decoded values stay float32 until the transform is undone."""
-    return dtype if recipe.transform is None else torch.float32
+def _largest(plan: "_Plan") -> torch.Tensor:
+    """What each element would decode to, before a transform is undone, had it the largest code."""
+    q, recipe = _quantize(plan), replace(plan.recipe, transform=None)
+    codes = torch.full_like(q.codes, q.format.element.max_code)
+    return dequantize(_trusted(codes, q.scales, q.tensor_scale, q.format, recipe, q.axis))
 
 
-def _finish(decoded: torch.Tensor, recipe: Recipe, axis: int, dtype: torch.dtype) -> torch.Tensor:
+def _gather(
+    decoded: Iterable[tuple[slice, torch.Tensor]], grid: Grid, recipe: Recipe, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """A tensor of `dtype` from float32 values of runs of blocks; a transform is undone in float32 before the rounding."""
+    blocks_dtype = dtype if recipe.transform is None else torch.float32
+    out = torch.empty((grid.block_count, grid.block_elements), dtype=blocks_dtype, device=device)
+    for part, values in decoded:
+        out[part] = canonical(values.to(blocks_dtype))
+    out = grid.from_blocks(out)
     if recipe.transform is None:
-        return decoded
-    return canonical(rotate_axis(decoded, recipe, axis, inverse=True).to(dtype)).contiguous()
-
-
-def _in_range(plan: "_Plan") -> torch.Tensor:
-    """Where |x| is at most the element's largest value times its scale."""
-    out = torch.empty(plan.blocks.shape, dtype=torch.bool, device=plan.blocks.device)
-    top = torch.tensor([[plan.format.element.max_code]], dtype=torch.int32, device=plan.blocks.device)
-    for part, values, scale, words in plan.chunks():
-        _, scales = encode_blocks(values, plan.format, plan.recipe, scale, words)
-        out[part] = values.abs() <= decode_blocks(top, scales, plan.format, plan.recipe, scale and scale.stored)
-    return plan.grid.from_blocks(out)
+        return out
+    return canonical(rotate(out, recipe.transform, grid.axis, inverse=True).to(dtype)).contiguous()
 
 
 # ---- arguments ------------------------------------------------------------------------------------------------------
@@ -273,25 +257,25 @@ def _in_range(plan: "_Plan") -> torch.Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Plan:
-    """A checked call: the blocks of `x`, and what each chunk needs to be encoded."""
+    """A checked call: the blocks of `x`, and what they need to be encoded. `tensor_scale`: one a block."""
 
     blocks: torch.Tensor
     grid: Grid
     format: BlockFormat
     recipe: Recipe
-    axis: int
     stored_tensor_scale: torch.Tensor | None
-    tensor_scale: TensorScale | None
+    tensor_scale: TensorScale
     random_index: torch.Tensor | None
     seed: int | None
 
-    def chunks(self) -> Iterator[tuple[slice, torch.Tensor, TensorScale | None, torch.Tensor | None]]:
-        """(which blocks, their float32 values, their tensor scale, their random words)."""
+    def encoded(self) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """(which blocks, their codes, scale codes, stored tensor scales), at a time what stays in cache."""
         for part in self.grid.chunks():
             values = self.blocks[part].float()
-            scale = self.tensor_scale and TensorScale(*(_chunk_of(s, part) for s in self.tensor_scale))
+            tensor = TensorScale(*(scale[part] for scale in self.tensor_scale))
             words = None if self.random_index is None else philox(self.seed, self.random_index[part])
-            yield part, values, scale, words
+            codes, scales = encode_blocks(values, self.format, self.recipe, tensor, words)
+            yield part, codes, scales, tensor.stored
 
 
 def _plan(x, format, recipe, tensor_scale, axis, seed, row_ids=None) -> _Plan:
@@ -303,9 +287,7 @@ def _plan(x, format, recipe, tensor_scale, axis, seed, row_ids=None) -> _Plan:
     if recipe.block_rows > 1 and (x.ndim < 2 or axis not in (-1, -2)):
         raise ValueError(f"recipe {recipe.name!r} has blocks of {recipe.block_rows} rows: expected axis -1 or -2 of >= 2")
     if recipe.transform is not None and x.shape[axis] % recipe.transform.size:
-        raise ValueError(
-            f"x has {x.shape[axis]} along axis {axis}: the transform needs a multiple of {recipe.transform.size}"
-        )
+        raise ValueError(f"x {list(x.shape)}: the transform needs a multiple of {recipe.transform.size} along axis {axis}")
     if recipe.rounding == "stochastic":
         check_seed(seed)
     elif seed is not None:
@@ -314,112 +296,80 @@ def _plan(x, format, recipe, tensor_scale, axis, seed, row_ids=None) -> _Plan:
         raise ValueError(f"x holds NaN and recipe {recipe.name!r} has nan='raise'")
 
     grid = Grid(tuple(x.shape), axis, format.block_size, recipe.block_rows)
-    blocks = grid.to_blocks(rotate_axis(x.detach(), recipe, axis))
-    stored, scale = _tensor_scale(blocks, format, recipe, tensor_scale, axis, grid)
+    blocks = grid.to_blocks(rotate(x.detach(), recipe.transform, axis))
+    scale = _tensor_scale(blocks, format, recipe, tensor_scale, grid)
+    one = torch.ones((), device=x.device)
+    scale_of_each_block = TensorScale(*(grid.scales_to_blocks(s) for s in scale or (one, one)))
     index = None
     if recipe.rounding == "stochastic":
         index = torch.arange(x.numel(), device=x.device).reshape(x.shape)
-        if row_ids is not None:
-            index = row_ids[:, None] * x.shape[1] + index[:1]
-        index = grid.to_blocks(index)
-    return _Plan(blocks, grid, format, recipe, axis, stored, scale, index, seed)
+        index = grid.to_blocks(index if row_ids is None else row_ids[:, None] * x.shape[1] + index[:1])
+    return _Plan(blocks, grid, format, recipe, scale and scale.stored, scale_of_each_block, index, seed)
 
 
 def _tensor_scale(
-    blocks: torch.Tensor, format: BlockFormat, recipe: Recipe, given: str | torch.Tensor | None, axis: int, grid: Grid
-) -> tuple[torch.Tensor | None, TensorScale | None]:
-    """The tensor scale to store, in the logical shape, and as the blocks see it."""
+    blocks: torch.Tensor, format: BlockFormat, recipe: Recipe, given: str | torch.Tensor | None, grid: Grid
+) -> TensorScale | None:
+    """The tensor scale, shaped to broadcast to the logical shape."""
+    order = ENCODE_ORDERS[recipe.encode_order]
+    if given is None:
+        given = "per_tensor" if format.tensor_scale else "none"
     if isinstance(given, str):
         check_choice("tensor_scale", given, TENSOR_SCALES)
         if given == "none":
-            return None, None
-    if not format.tensor_scale:
-        if given is not None:
+            return None
+        if not format.tensor_scale:
             raise ValueError(f"tensor_scale={given!r}: {format.name} has no tensor scale")
-        return None, None
-    order = ENCODE_ORDERS[recipe.encode_order]
-    if given is None or isinstance(given, str):
         largest = format.element.max * (recipe.scale_max or format.scale.max)
-        scale = order.from_amax(_finite_amax(blocks, given or "per_tensor", axis, grid), largest)
+        scale = order.from_amax(_finite_amax(blocks, given, grid), largest)
     else:
-        scale = order.given(check_tensor_scale(given, grid.shape, axis, format).to(blocks.device))
-    other = -2 if axis == -1 else -1
-    if recipe.block_rows > 1 and scale.stored.ndim and scale.stored.shape[other] > 1:
+        scale = order.given(check_tensor_scale(given, grid.shape, grid.axis, format).to(blocks.device))
+    if recipe.block_rows > 1 and scale.stored.ndim and scale.stored.shape[grid.row_axis] > 1:
         raise ValueError(f"tensor_scale: rows that share a block scale (block_rows={recipe.block_rows}) must share it too")
-    return scale.stored, TensorScale(*(_per_block(s, axis, grid) for s in scale))
+    return scale
 
 
-def _finite_amax(blocks: torch.Tensor, granularity: str, axis: int, grid: Grid) -> torch.Tensor:
+def _finite_amax(blocks: torch.Tensor, granularity: str, grid: Grid) -> torch.Tensor:
     """Largest finite magnitude for each tensor scale, float32, shaped to broadcast to the logical shape; 0 where empty."""
     ndim = len(grid.shape)
-    if granularity == "per_expert" and (ndim < 2 or axis == -ndim):
-        raise ValueError(
-            f"tensor_scale='per_expert': expected x [E, ...] blocked along another axis, got {list(grid.shape)}"
-        )
-    largest = torch.zeros(grid.block_count, dtype=torch.int32, device=blocks.device)
+    if granularity == "per_expert" and (ndim < 2 or grid.axis == -ndim):
+        raise ValueError(f"tensor_scale='per_expert': x {list(grid.shape)} is not [E, ...] blocked along another axis")
+    largest = torch.zeros(grid.block_count, dtype=torch.float32, device=blocks.device)
     for part in grid.chunks():
-        bits = blocks[part].float().view(torch.int32) & MAGNITUDE_MASK
-        largest[part] = bits.masked_fill_(bits >= INF_BITS, 0).amax(-1)
-    amax = grid.scales_from_blocks(largest.view(torch.float32))
-    dims = {"per_tensor": tuple(range(ndim)), "per_row": (axis,), "per_expert": tuple(range(1, ndim))}[granularity]
+        largest[part] = blocks[part].float().abs().nan_to_num_(nan=0.0, posinf=0.0).amax(-1)
+    amax = grid.scales_from_blocks(largest)
     if amax.numel() == 0:
         amax = amax.new_zeros([max(n, 1) for n in amax.shape])
-    amax = amax.amax(dims, keepdim=True)
-    return amax.reshape(()) if granularity == "per_tensor" else amax
+    if granularity == "per_tensor":
+        return amax.amax()
+    return amax.amax(grid.axis if granularity == "per_row" else tuple(range(1, ndim)), keepdim=True)
 
 
 def check_tensor_scale(given: torch.Tensor, shape: torch.Size, axis: int, format: BlockFormat) -> torch.Tensor:
     """A given tensor scale, shaped to broadcast to `shape`; raises unless it is float32, finite, positive and fits."""
     if not format.tensor_scale:
         raise ValueError(f"tensor_scale is given: {format.name} has no tensor scale")
-    if not isinstance(given, torch.Tensor) or given.dtype != torch.float32:
-        kind = given.dtype if isinstance(given, torch.Tensor) else type(given).__name__
-        raise TypeError(f"tensor_scale is {kind}: expected a torch.float32 tensor or one of {', '.join(TENSOR_SCALES)}")
+    check_tensor("tensor_scale", given, torch.float32, f" or one of {', '.join(TENSOR_SCALES)}")
     if not bool((given.isfinite() & (given > 0)).all()):
         raise ValueError("tensor_scale holds a value that is not finite and > 0")
     if given.numel() == 1 and given.ndim <= 1:
         return given.reshape(())
-    full, sizes = tuple(given.shape), tuple(shape)
-    if len(sizes) >= 3 and full == sizes[:1]:
-        return given.reshape(-1, *[1] * (len(sizes) - 1))
-    if len(sizes) == 3 and axis == -1 and full[:1] == sizes[:1] and len(full) == 2:
-        if full[1] == sizes[1]:
-            return given[:, :, None]
-        if full[1] == 2 and sizes[1] % 2 == 0:
-            return given.repeat_interleave(sizes[1] // 2, dim=1)[:, :, None]
-    if len(sizes) == 2 and axis == -1 and full == sizes[:1]:
-        return given[:, None]
-    if len(full) == len(sizes) and full[axis] == 1 and all(a in (1, n) for a, n in zip(full, sizes)):
+    sizes, axes = tuple(shape), len(shape)
+    if axes == 3 and axis == -1 and given.shape == (sizes[0], 2) and sizes[1] % 2 == 0:
+        given = given.repeat_interleave(sizes[1] // 2, dim=1)  # gate rows, then up rows
+    if axes in (2, 3) and axis == -1 and given.shape == sizes[:-1]:
+        return given[..., None]
+    if axes >= 3 and given.shape == sizes[:1]:
+        return given.reshape(-1, *[1] * (axes - 1))
+    if given.ndim == axes and given.shape[axis] == 1 and all(a in (1, n) for a, n in zip(given.shape, sizes)):
         return given
     raise ValueError(
-        f"tensor_scale has shape {list(full)}: expected a scalar, or one that broadcasts to {list(sizes)} "
+        f"tensor_scale has shape {list(given.shape)}: expected a scalar, or one that broadcasts to {list(sizes)} "
         f"with size 1 along axis {axis}, or [E] or [E, 2] for [E, rows, K]"
     )
-
-
-def _per_block(scale: torch.Tensor | None, axis: int, grid: Grid) -> torch.Tensor | None:
-    """A tensor scale as the blocks see it: 0-d, or `[blocks]`."""
-    if scale is None or scale.ndim == 0:
-        return scale
-    shape = list(grid.shape)
-    shape[axis] = grid.counts[2]
-    if grid.block_rows > 1:
-        other = -2 if axis == -1 else -1
-        shape[other] = grid.counts[1]
-    return grid.scales_to_blocks(scale.expand(shape))
-
-
-def _chunk_of(scale: torch.Tensor | None, part: slice) -> torch.Tensor | None:
-    return scale if scale is None or scale.ndim == 0 else scale[part]
 
 
 def _negative_axis(axis: int, x: torch.Tensor) -> int:
     if not isinstance(axis, int) or not -x.ndim <= axis < x.ndim:
         raise ValueError(f"axis={axis!r}: expected an axis of shape {list(x.shape)}")
     return axis if axis < 0 else axis - x.ndim
-
-
-def check_dtype(argument: str, dtype: torch.dtype) -> None:
-    """Raise TypeError unless `dtype` is float32, bfloat16 or float16."""
-    if dtype not in FLOAT_DTYPES:
-        raise TypeError(f"{argument}={dtype}: expected torch.float32, torch.bfloat16 or torch.float16")

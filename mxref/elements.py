@@ -59,8 +59,7 @@ def encode(
         raise ValueError(f"x holds negative values, which {element.name} cannot represent")
     random_words = None
     if rounding == "stochastic":
-        index = torch.arange(x.numel(), device=x.device).reshape(x.shape)
-        random_words = philox(check_seed(seed), index)
+        random_words = philox(check_seed(seed), torch.arange(x.numel(), device=x.device).reshape(x.shape))
     codes = round_to_codes(x, element, rounding, overflow, random_words)
     if element.nan_code is not None:
         codes = torch.where(x.isnan(), element.nan_code, codes)
@@ -84,11 +83,7 @@ def decode(codes: torch.Tensor, element: str | ElementFormat) -> torch.Tensor:
 
 
 def round_to_codes(
-    x: torch.Tensor,
-    element: ElementFormat,
-    rounding: str = "nearest_even",
-    overflow: str = "saturate",
-    random_words: torch.Tensor | None = None,
+    x: torch.Tensor, element: ElementFormat, rounding: str = "nearest_even", overflow: str = "saturate", random_words=None
 ) -> torch.Tensor:
     """Round float32 values to int32 codes; NaN is the caller's business."""
     bits = x.view(torch.int32)
@@ -99,12 +94,13 @@ def round_to_codes(
         magnitude = torch.where(magnitude < INF_BITS, magnitude.clamp(max=float_bits(element.max)), magnitude)
 
     # |x| = significand * 2^(exponent - 127 - 23). A format with a zero has the fixed step 2^(lowest - ...) from
-    # `lowest` down, so float32 subnormals need no normalising: they just keep their missing hidden bit.
+    # `lowest` down, so float32 subnormals need no normalising: they just keep their missing hidden bit. One without
+    # a zero rounds what is below its smallest value up to that.
     if element.zero:
         exponent = (magnitude >> FLOAT_MANTISSA_BITS).clamp_(min=1)
         significand = magnitude - ((exponent - 1) << FLOAT_MANTISSA_BITS)
     else:
-        exponent, significand = split(magnitude)
+        exponent, significand = split(magnitude.clamp(min=float_bits(element.min_normal)))
 
     if element.kind == "integer":
         dropped = FLOAT_MANTISSA_BITS + FLOAT_BIAS - element.bias - exponent
@@ -113,15 +109,14 @@ def round_to_codes(
         lowest = element.min_exponent + FLOAT_BIAS
         dropped = (lowest - exponent).clamp_(min=0) + (FLOAT_MANTISSA_BITS - element.mantissa_bits)
         code_base = (exponent - lowest).clamp_(min=0) << element.mantissa_bits
+        if not element.zero:
+            code_base -= 1 << element.mantissa_bits  # exponent field 0 is a normal number: its hidden bit has no code
 
     # 25 dropped bits already leave a kept part of 0 and a remainder below one half.
     shift = dropped.clamp(max=FLOAT_MANTISSA_BITS + 2)
     kept = significand >> shift
     remainder = significand - (kept << shift)
     codes = kept.add_(code_base)
-    if not element.zero:
-        codes -= 1 << element.mantissa_bits  # field 0 is a normal number: there the hidden bit has no code to add to
-
     if rounding == "nearest_even":
         codes += 2 * remainder + (codes & 1) > 1 << shift
     elif rounding == "ties_away":
@@ -133,8 +128,6 @@ def round_to_codes(
         widened = remainder.long() << (32 - dropped).clamp(min=0)
         codes += random_words < widened >> (dropped - 32).clamp(min=0, max=63)
 
-    if not element.zero:
-        codes.masked_fill_(exponent < element.min_exponent + FLOAT_BIAS, 0)  # below the smallest: saturate to it
     codes.clamp_(max=element.max_code if overflow == "saturate" else element.max_code + 1)
     if element.kind == "integer":
         return torch.where(bits < 0, -codes, codes) & (element.code_count - 1)
@@ -177,6 +170,35 @@ def split(magnitude: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     exponent = torch.where(subnormal, leading - FLOAT_MANTISSA_BITS + 1, exponent)
     significand = torch.where(subnormal, normalized & (HIDDEN_BIT - 1), mantissa) | HIDDEN_BIT
     return exponent, significand
+
+
+def canonical(x: torch.Tensor) -> torch.Tensor:
+    """`x` with every NaN replaced by the canonical one (0x7FC00000, 0x7FC0, 0x7E00)."""
+    return torch.where(x.isnan(), torch.nan, x)
+
+
+def reciprocal(x: torch.Tensor) -> torch.Tensor:
+    """1 / x, rounded to nearest even. Never divide a Python number by a tensor: torch may call something else."""
+    return torch.ones_like(x) / x
+
+
+def ldexp(x: torch.Tensor, exponent: torch.Tensor) -> torch.Tensor:
+    """x * 2^exponent for int32 exponents from -254 to 255, as two float32 products."""
+    half = exponent >> 1
+    return x * _power_of_two(half) * _power_of_two(exponent - half)
+
+
+def _power_of_two(exponent: torch.Tensor) -> torch.Tensor:
+    """2^exponent from its bits; 2^-127, one subnormal, has the highest bit of the mantissa."""
+    return ((exponent + FLOAT_BIAS) << FLOAT_MANTISSA_BITS).clamp_(min=HIDDEN_BIT >> 1).view(torch.float32)
+
+
+def sum_in_order(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """From +0, the entries of `x` along `dim` added in ascending order."""
+    total = torch.zeros_like(x.select(dim, 0))
+    for entry in x.unbind(dim):
+        total = total + entry
+    return total
 
 
 _PHILOX_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -224,11 +246,22 @@ def check_float(argument: str, x: torch.Tensor) -> None:
         raise TypeError(f"{argument} has dtype {x.dtype}: expected float32, bfloat16 or float16{hint}")
 
 
+def check_dtype(argument: str, dtype: torch.dtype) -> None:
+    """Raise TypeError unless `dtype` is float32, bfloat16 or float16."""
+    if dtype not in FLOAT_DTYPES:
+        raise TypeError(f"{argument}={dtype}: expected torch.float32, torch.bfloat16 or torch.float16")
+
+
+def check_tensor(argument: str, tensor: torch.Tensor, dtype: torch.dtype, others: str = "") -> None:
+    """Raise TypeError unless `tensor` is a tensor of `dtype`."""
+    if not isinstance(tensor, torch.Tensor) or tensor.dtype != dtype:
+        given = tensor.dtype if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+        raise TypeError(f"{argument} is {given}: expected a {dtype} tensor{others}")
+
+
 def check_codes(argument: str, codes: torch.Tensor, element: ElementFormat) -> None:
     """Raise unless `codes` is a uint8 tensor of codes of `element`."""
-    if not isinstance(codes, torch.Tensor) or codes.dtype != torch.uint8:
-        given = codes.dtype if isinstance(codes, torch.Tensor) else type(codes).__name__
-        raise TypeError(f"{argument} is {given}: expected a torch.uint8 tensor")
+    check_tensor(argument, codes, torch.uint8)
     if element.bits < 8 and codes.numel() and int(codes.max()) >= element.code_count:
         raise ValueError(f"{argument} holds {int(codes.max())}: {element.name} has codes 0 to {element.code_count - 1}")
 

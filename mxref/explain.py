@@ -13,6 +13,8 @@ from mxref.orders import ENCODE_ORDERS
 from mxref.recipes import Recipe
 from mxref.registry import op
 
+_ROW = "{:>14} {:>14} {:>9} {:>9}  {:<9} {:<14} {:>9} {:>14} {:>11}"
+
 
 @dataclass(frozen=True)
 class ElementStep:
@@ -49,19 +51,17 @@ class Explanation:
         return asdict(self)
 
     def __str__(self) -> str:
-        raw = "" if self.raw_scale is None else f"raw scale {self.raw_scale:.9g} -> "
         tensor = "" if self.tensor_scale is None else f", tensor scale {self.tensor_scale:.9g}"
+        raw = "" if self.raw_scale is None else f"raw scale {self.raw_scale:.9g} -> "
         lines = [
             f"{self.format}, recipe {self.recipe}",
             f"amax {self.amax:.9g}{tensor}, {raw}scale code 0x{self.scale_code:02X} = {self.scale:.9g}",
-            f"{'x':>14} {'x / scale':>14} {'below':>9} {'above':>9}  {'':<9} {'code':<14} {'value':>9} {'decoded':>14} {'error':>11}",
+            _ROW.format("x", "x / scale", "below", "above", "", "code", "value", "decoded", "error"),
         ]
         for e in self.elements:
             note = "tie" if e.tie else "saturated" if e.saturated else ""
-            lines.append(
-                f"{e.x:>14.8g} {e.quotient:>14.8g} {e.below:>9.5g} {e.above:>9.5g}  {note:<9} 0x{e.code:02X} {e.bits:<9} "
-                f"{e.value:>9.5g} {e.decoded:>14.8g} {e.error:>11.3g}"
-            )
+            cells = f"{e.x:.8g}", f"{e.quotient:.8g}", f"{e.below:.5g}", f"{e.above:.5g}", note, f"0x{e.code:02X} {e.bits}"
+            lines.append(_ROW.format(*cells, f"{e.value:.5g}", f"{e.decoded:.8g}", f"{e.error:.3g}"))
         return "\n".join(lines)
 
 
@@ -97,12 +97,9 @@ def explain(
     if q.recipe.block_rows > 1 or q.recipe.transform is not None:
         raise ValueError(f"recipe {q.recipe.name!r} spans rows or transforms: there is no single block to explain")
     scale = decode_codes(q.scales, format.scale)[0]
-    raw_scale, quotients = _steps(x.float(), q, scale)
-    decoded = dequantize(q).tolist()
-    elements = tuple(
-        _element_step(value, quotient, code, back, format.element)
-        for value, quotient, code, back in zip(x.tolist(), quotients, q.codes.tolist(), decoded)
-    )
+    raw_scale, numerators, divisor = _steps(x.float(), q, scale)
+    quotients = [_quotient(numerator, divisor) for numerator in numerators.tolist()]
+    columns = x.tolist(), quotients, q.codes.tolist(), dequantize(q).tolist()
     return Explanation(
         format=format.name,
         recipe=str(q.recipe),
@@ -111,29 +108,27 @@ def explain(
         raw_scale=raw_scale,
         scale_code=int(q.scales[0]),
         scale=float(scale),
-        elements=elements,
+        elements=tuple(_element_step(*row, format.element) for row in zip(*columns)),
     )
 
 
-def _steps(x: torch.Tensor, q: BlockTensor, scale: torch.Tensor) -> tuple[float | None, list[Fraction | float]]:
-    """The block scale before rounding (None for a power of two, whose exponent is computed), and what is rounded to codes."""
-    order = ENCODE_ORDERS[q.recipe.encode_order]
+def _steps(x: torch.Tensor, q: BlockTensor, scale: torch.Tensor) -> tuple[float | None, torch.Tensor, float]:
+    """The scale before rounding (None for a power of two), and what is divided by what before it is rounded to codes."""
     if q.format.scale.is_power_of_two:
-        return None, _ratios(x, float(scale))
-    tensor = order.given(torch.ones(()) if q.tensor_scale is None else q.tensor_scale.cpu())
-    amax = x.abs().max()
+        return None, x, float(scale)
+    order = ENCODE_ORDERS[q.recipe.encode_order]
+    tensor = order.given(torch.ones(()) if q.tensor_scale is None else q.tensor_scale)
+    amax, largest = x.abs().max(), q.format.element.max
     if order.block_scale is None:
-        raw = float(amax) / (q.format.element.max * float(tensor.stored))
-        return raw, _ratios(x, float(scale.double() * tensor.stored.double()))
-    products = x * order.multiplier(scale, tensor)
-    return float(order.block_scale(amax, tensor, q.format.element.max)), _ratios(products, 1.0)
+        return float(amax) / (largest * float(tensor.stored)), x, float(scale.double() * tensor.stored.double())
+    return float(order.block_scale(amax, tensor, largest)), x * order.multiplier(scale, tensor), 1.0
 
 
-def _ratios(x: torch.Tensor, divisor: float) -> list[Fraction | float]:
-    """Exact quotients; a float where one is not finite."""
-    if divisor == 0 or not math.isfinite(divisor):
-        return (x / divisor).tolist()
-    return [Fraction(value) / Fraction(divisor) if math.isfinite(value) else value / divisor for value in x.tolist()]
+def _quotient(numerator: float, divisor: float) -> Fraction | float:
+    """Exact, or a float where it is not finite."""
+    if divisor and math.isfinite(numerator) and math.isfinite(divisor):
+        return Fraction(numerator) / Fraction(divisor)
+    return float(torch.tensor(numerator) / torch.tensor(divisor))
 
 
 def _element_step(x: float, quotient: Fraction | float, code: int, decoded: float, element: ElementFormat) -> ElementStep:
@@ -161,9 +156,5 @@ def _bit_fields(code: int, element: ElementFormat) -> str:
     text = f"{code:0{element.bits}b}"
     if element.kind == "integer":
         return text
-    fields = (
-        text[: element.signed],
-        text[element.signed : element.signed + element.exponent_bits],
-        text[-element.mantissa_bits :],
-    )
-    return ".".join(part for part in fields if part)
+    exponent, mantissa = element.signed, element.signed + element.exponent_bits  # where these fields start
+    return ".".join(part for part in (text[:exponent], text[exponent:mantissa], text[mantissa:]) if part)

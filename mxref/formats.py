@@ -16,8 +16,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
 
+Record = TypeVar("Record")
+
 FLOAT_BIAS, FLOAT_MANTISSA_BITS = 127, 23  # IEEE 754 binary32, in which all inputs are read
-FLOAT_MAX = float.fromhex("0x1.fffffep127")
+FLOAT_MAX, FLOAT_SMALLEST = float.fromhex("0x1.fffffep127"), float.fromhex("0x1p-149")
+
+
+def by_name(*rows: Record) -> dict[str, Record]:
+    """A table of records, each under its own name."""
+    return {row.name: row for row in rows}
 
 
 @dataclass(frozen=True)
@@ -54,9 +61,8 @@ class ElementFormat:
             raise ValueError(f"{self.name}: a float format needs exponent_bits >= 1; use kind='integer'")
         if self.specials == "ieee" and self.mantissa_bits == 0:
             raise ValueError(f"{self.name}: specials='ieee' needs mantissa bits to tell Inf from NaN")
-        smallest = self.min_exponent - self.mantissa_bits if self.kind == "float" else -self.bias
-        if not (-149 <= smallest and self.emax <= FLOAT_BIAS):
-            raise ValueError(f"{self.name}: every value must be a float32 number (exponents {smallest} to {self.emax})")
+        if not (FLOAT_SMALLEST <= self.quantum and self.emax <= FLOAT_BIAS):
+            raise ValueError(f"{self.name}: float32 must hold every value ({self.max} and multiples of {self.quantum})")
 
     @property
     def bits(self) -> int:
@@ -118,7 +124,7 @@ class ElementFormat:
     @property
     def max(self) -> float:
         """Largest finite value."""
-        return self._value(self.max_code)
+        return self.values[self.max_code]
 
     @property
     def emax(self) -> int:
@@ -133,14 +139,12 @@ class ElementFormat:
     @property
     def min_subnormal(self) -> float | None:
         """Smallest positive value below `min_normal` (an integer's step); None where there is none."""
-        if self.kind == "integer":
-            return math.ldexp(1.0, -self.bias)
-        return math.ldexp(1.0, self.min_exponent - self.mantissa_bits) if self.zero and self.mantissa_bits else None
+        return self.quantum if self.kind == "integer" or (self.zero and self.mantissa_bits) else None
 
-    @cached_property
+    @property
     def positive(self) -> tuple[float, ...]:
         """The finite values of codes `0 ... max_code`, ascending."""
-        return tuple(self._value(code) for code in range(self.max_code + 1))
+        return self.values[: self.max_code + 1]
 
     @cached_property
     def midpoints(self) -> tuple[float, ...]:
@@ -150,7 +154,7 @@ class ElementFormat:
     @property
     def quantum(self) -> float:
         """The power of two of which every finite value is an integer multiple."""
-        return self.min_subnormal or math.ldexp(1.0, self.min_exponent - self.mantissa_bits)
+        return math.ldexp(1.0, -self.bias if self.kind == "integer" else self.min_exponent - self.mantissa_bits)
 
     @property
     def largest_multiple(self) -> int:
@@ -200,44 +204,35 @@ class BlockFormat:
         return "ocp" if self.scale.is_power_of_two else "nvidia"
 
 
-def _element(*args, **kwargs) -> tuple[str, ElementFormat]:
-    return args[0], ElementFormat(*args, **kwargs)
-
-
-#                       name  exponent mantissa bias
-ELEMENT_FORMATS: dict[str, ElementFormat] = dict(
-    [
-        _element("e2m1", 2, 1, 1, source="OCP MX v1.0, 5.3.3 (FP4)"),
-        _element("e2m3", 2, 3, 1, source="OCP MX v1.0, 5.3.2 (FP6)"),
-        _element("e3m2", 3, 2, 3, source="OCP MX v1.0, 5.3.2 (FP6)"),
-        _element("e4m3", 4, 3, 7, specials="nan", source="OCP OFP8 v1.0, 5 (E4M3)"),
-        _element("e5m2", 5, 2, 15, specials="ieee", source="OCP OFP8 v1.0, 5 (E5M2)"),
-        _element("int8", 0, 7, 6, kind="integer", source="OCP MX v1.0, 5.3.4 (INT8)"),
-        _element("e8m0", 8, 0, 127, specials="nan", signed=False, zero=False, source="OCP MX v1.0, 5.4.1 (E8M0)"),
-    ]
+#                  name  exponent mantissa bias
+ELEMENT_FORMATS = by_name(
+    ElementFormat("e2m1", 2, 1, 1, source="OCP MX v1.0, 5.3.3 (FP4)"),
+    ElementFormat("e2m3", 2, 3, 1, source="OCP MX v1.0, 5.3.2 (FP6)"),
+    ElementFormat("e3m2", 3, 2, 3, source="OCP MX v1.0, 5.3.2 (FP6)"),
+    ElementFormat("e4m3", 4, 3, 7, specials="nan", source="OCP OFP8 v1.0, 5 (E4M3)"),
+    ElementFormat("e5m2", 5, 2, 15, specials="ieee", source="OCP OFP8 v1.0, 5 (E5M2)"),
+    ElementFormat("int8", 0, 7, 6, kind="integer", source="OCP MX v1.0, 5.3.4 (INT8)"),
+    ElementFormat("e8m0", 8, 0, 127, specials="nan", signed=False, zero=False, source="OCP MX v1.0, 5.4.1 (E8M0)"),
 )
 
 
-def _block(name: str, element: str, scale: str, block_size: int, **kwargs) -> tuple[str, BlockFormat]:
-    return name, BlockFormat(name, ELEMENT_FORMATS[element], ELEMENT_FORMATS[scale], block_size, **kwargs)
+def _block(name: str, element: str, scale: str, block_size: int, **others) -> BlockFormat:
+    return BlockFormat(name, ELEMENT_FORMATS[element], ELEMENT_FORMATS[scale], block_size, **others)
 
 
-BLOCK_FORMATS: dict[str, BlockFormat] = dict(
-    [
-        _block("mxfp4", "e2m1", "e8m0", 32, source="OCP MX v1.0, 5.2 (MXFP4)"),
-        _block("mxfp6_e2m3", "e2m3", "e8m0", 32, source="OCP MX v1.0, 5.2 (MXFP6)"),
-        _block("mxfp6_e3m2", "e3m2", "e8m0", 32, source="OCP MX v1.0, 5.2 (MXFP6)"),
-        _block("mxfp8_e4m3", "e4m3", "e8m0", 32, source="OCP MX v1.0, 5.2 (MXFP8)"),
-        _block("mxfp8_e5m2", "e5m2", "e8m0", 32, source="OCP MX v1.0, 5.2 (MXFP8)"),
-        _block("mxint8", "int8", "e8m0", 32, source="OCP MX v1.0, 5.2 (MXINT8)"),
-        _block("nvfp4", "e2m1", "e4m3", 16, tensor_scale=True, source="NVIDIA Transformer Engine, NVFP4"),
-    ]
+BLOCK_FORMATS = by_name(
+    _block("mxfp4", "e2m1", "e8m0", 32, source="OCP MX v1.0, 5.2 (MXFP4)"),
+    _block("mxfp6_e2m3", "e2m3", "e8m0", 32, source="OCP MX v1.0, 5.2 (MXFP6)"),
+    _block("mxfp6_e3m2", "e3m2", "e8m0", 32, source="OCP MX v1.0, 5.2 (MXFP6)"),
+    _block("mxfp8_e4m3", "e4m3", "e8m0", 32, source="OCP MX v1.0, 5.2 (MXFP8)"),
+    _block("mxfp8_e5m2", "e5m2", "e8m0", 32, source="OCP MX v1.0, 5.2 (MXFP8)"),
+    _block("mxint8", "int8", "e8m0", 32, source="OCP MX v1.0, 5.2 (MXINT8)"),
+    _block("nvfp4", "e2m1", "e4m3", 16, tensor_scale=True, source="NVIDIA Transformer Engine, NVFP4"),
 )
 
-Format = TypeVar("Format", ElementFormat, BlockFormat)
 
-
-def _look_up(argument: str, given: str | Format, table: dict[str, Format], record: type) -> Format:
+def look_up(argument: str, given: str | Record, table: dict[str, Record], record: type[Record]) -> Record:
+    """The record that `given` names in `table`, or `given` itself."""
     if isinstance(given, record):
         return given
     if isinstance(given, str) and given in table:
@@ -247,9 +242,9 @@ def _look_up(argument: str, given: str | Format, table: dict[str, Format], recor
 
 def element_format(element: str | ElementFormat) -> ElementFormat:
     """The record that `element` names, or `element` itself; ValueError lists the known names."""
-    return _look_up("element", element, ELEMENT_FORMATS, ElementFormat)
+    return look_up("element", element, ELEMENT_FORMATS, ElementFormat)
 
 
 def block_format(format: str | BlockFormat) -> BlockFormat:
     """The record that `format` names, or `format` itself; ValueError lists the known names."""
-    return _look_up("format", format, BLOCK_FORMATS, BlockFormat)
+    return look_up("format", format, BLOCK_FORMATS, BlockFormat)

@@ -12,8 +12,7 @@ the input's dtype. NaN gives the canonical NaN. They raise TypeError for other d
 import numpy as np
 import torch
 
-from mxref.elements import check_float
-from mxref.formats import FLOAT_BIAS, FLOAT_MANTISSA_BITS
+from mxref.elements import canonical, check_float, ldexp
 from mxref.registry import op
 
 
@@ -42,37 +41,22 @@ def _exp(x: torch.Tensor) -> torch.Tensor:
     y = (r * r) * p
     y = y + r
     y = y + 1.0
-    k = n.int()
-    half = k >> 1
-    return torch.where(x.isnan(), x, y * _power_of_two(half) * _power_of_two(k - half))
-
-
-def _power_of_two(exponent: torch.Tensor) -> torch.Tensor:
-    """2^exponent from its bits, for exponents of normal float32 numbers."""
-    return ((exponent + FLOAT_BIAS) << FLOAT_MANTISSA_BITS).view(torch.float32)
+    return torch.where(x.isnan(), x, ldexp(y, n.int()))
 
 
 def _sigmoid(x: torch.Tensor) -> torch.Tensor:
     e = _exp(-x.abs())
-    numerator = torch.where(x < 0, e, torch.ones_like(e))
-    return numerator / (1.0 + e)
-
-
-def _round(result: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    rounded = result.to(like.dtype)
-    return torch.where(rounded.isnan(), torch.nan, rounded)
+    return torch.where(x < 0, e, 1.0) / (1.0 + e)
 
 
 def _widen(**arguments: torch.Tensor) -> list[torch.Tensor]:
-    first, *others = arguments
     for name, x in arguments.items():
         check_float(name, x)
+    kinds = {name: f"{x.dtype} {list(x.shape)}" for name, x in arguments.items()}
+    first, *others = kinds
     for name in others:
-        if (arguments[name].shape, arguments[name].dtype) != (arguments[first].shape, arguments[first].dtype):
-            raise ValueError(
-                f"{name} is {arguments[name].dtype} {list(arguments[name].shape)}: expected {first}'s "
-                f"{arguments[first].dtype} {list(arguments[first].shape)}"
-            )
+        if kinds[name] != kinds[first]:
+            raise ValueError(f"{name} is {kinds[name]}: expected {first}'s {kinds[first]}")
     return [x.float() for x in arguments.values()]
 
 
@@ -84,7 +68,7 @@ def exp(x: torch.Tensor) -> torch.Tensor:
     [1.0, 2.7182817459106445, 0.0]
     """
     (wide,) = _widen(x=x)
-    return _round(_exp(wide), x)
+    return canonical(_exp(wide).to(x.dtype))
 
 
 @op
@@ -95,7 +79,7 @@ def sigmoid(x: torch.Tensor) -> torch.Tensor:
     [0.5, 0.0]
     """
     (wide,) = _widen(x=x)
-    return _round(_sigmoid(wide), x)
+    return canonical(_sigmoid(wide).to(x.dtype))
 
 
 @op
@@ -106,7 +90,7 @@ def silu(x: torch.Tensor) -> torch.Tensor:
     [0.0, 20.0]
     """
     (wide,) = _widen(x=x)
-    return _round(wide * _sigmoid(wide), x)
+    return canonical((wide * _sigmoid(wide)).to(x.dtype))
 
 
 @op
@@ -121,7 +105,7 @@ def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     cube = cube * wide
     inner = cube * 0.044715
     inner = inner + wide
-    return _round(wide * _sigmoid(inner * 1.5957691), x)
+    return canonical((wide * _sigmoid(inner * 1.5957691)).to(x.dtype))
 
 
 @op
@@ -133,7 +117,7 @@ def relu2(x: torch.Tensor) -> torch.Tensor:
     """
     (wide,) = _widen(x=x)
     positive = torch.where(wide <= 0, 0.0, wide)
-    return _round(positive * positive, x)
+    return canonical((positive * positive).to(x.dtype))
 
 
 @op
@@ -144,7 +128,7 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     [60.0]
     """
     wide_gate, wide_up = _widen(gate=gate, up=up)
-    return _round(wide_gate * _sigmoid(wide_gate) * wide_up, gate)
+    return canonical((wide_gate * _sigmoid(wide_gate) * wide_up).to(gate.dtype))
 
 
 @op
@@ -161,4 +145,4 @@ def swiglu_oai(gate: torch.Tensor, up: torch.Tensor, alpha: float = 1.702, limit
     u = torch.where(u > limit, limit, u)
     u = torch.where(u < -limit, -limit, u)
     activated = g * _sigmoid(alpha * g)
-    return _round(activated * (u + 1.0), gate)
+    return canonical((activated * (u + 1.0)).to(gate.dtype))

@@ -25,16 +25,9 @@ class Grid:
     block_rows: int
 
     @property
-    def moved(self) -> tuple[int, ...]:
-        """Shape with the blocked axis last."""
-        shape = list(self.shape)
-        shape.append(shape.pop(self.axis))
-        return tuple(shape)
-
-    @property
     def matrices(self) -> tuple[int, int, int]:
         """(matrices, rows, columns): rows only count apart where blocks span several of them."""
-        *leading, columns = self.moved
+        *leading, columns = _moved(self.shape, self.axis)
         if self.block_rows == 1:
             return 1, prod(leading), columns
         return prod(leading[:-1]), leading[-1], columns
@@ -44,6 +37,24 @@ class Grid:
         """(matrices, blocks down, blocks across)."""
         matrices, rows, columns = self.matrices
         return matrices, -(-rows // self.block_rows), -(-columns // self.block_size)
+
+    @property
+    def row_axis(self) -> int:
+        """The other of the last two axes: the one along which blocks span rows, if they do."""
+        return -2 if self.axis == -1 else -1
+
+    @property
+    def scale_shape(self) -> tuple[int, ...]:
+        """Shape of `BlockTensor.scales`: the blocked axis divided by the block size, rounded up; rows likewise.
+
+        >>> Grid((2, 48), -1, 32, 1).scale_shape
+        (2, 2)
+        """
+        shape = list(self.shape)
+        shape[self.axis] = self.counts[2]
+        if self.block_rows > 1:
+            shape[self.row_axis] = self.counts[1]
+        return tuple(shape)
 
     @property
     def block_count(self) -> int:
@@ -72,27 +83,19 @@ class Grid:
         matrices, rows, columns = self.matrices
         m, i, j = self.counts
         x = rearrange(blocks, "(m i j) (r k) -> m (i r) (j k)", m=m, i=i, j=j, r=self.block_rows, k=self.block_size)
-        return x[:, :rows, :columns].reshape(self.moved).movedim(-1, self.axis).contiguous()
+        return x[:, :rows, :columns].reshape(_moved(self.shape, self.axis)).movedim(-1, self.axis).contiguous()
 
     def scales_from_blocks(self, scales: torch.Tensor) -> torch.Tensor:
-        """One scale a block `[blocks]` to the shape of `BlockTensor.scales`."""
-        leading = self.moved[:-1] if self.block_rows == 1 else (*self.moved[:-2], self.counts[1])
-        return scales.reshape(*leading, self.counts[2]).movedim(-1, self.axis).contiguous()
+        """One value a block `[blocks]` to `scale_shape`."""
+        return scales.reshape(_moved(self.scale_shape, self.axis)).movedim(-1, self.axis).contiguous()
 
     def scales_to_blocks(self, scales: torch.Tensor) -> torch.Tensor:
-        """The inverse of `scales_from_blocks`."""
-        return scales.movedim(self.axis, -1).reshape(-1)
+        """The inverse of `scales_from_blocks`, for all that broadcasts to `scale_shape`."""
+        return scales.expand(self.scale_shape).movedim(self.axis, -1).reshape(-1)
 
 
-def scale_shape(shape: tuple[int, ...], axis: int, block_size: int, block_rows: int = 1) -> tuple[int, ...]:
-    """Shape of the scales of a tensor: the blocked axis divided by the block size, rounded up.
-
-    >>> scale_shape((2, 48), -1, 32)
-    (2, 2)
-    """
-    counts = list(shape)
-    counts[axis] = -(-counts[axis] // block_size)
-    if block_rows > 1:
-        other = -2 if axis == -1 else -1
-        counts[other] = -(-counts[other] // block_rows)
-    return tuple(counts)
+def _moved(shape: tuple[int, ...], axis: int) -> list[int]:
+    """`shape` with `axis` moved to the end."""
+    sizes = list(shape)
+    sizes.append(sizes.pop(axis))
+    return sizes

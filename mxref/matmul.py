@@ -9,13 +9,13 @@ n * largest_multiple(a) * largest_multiple(b) quanta; if that fits in a signific
 partial sum is representable and no addition rounds, in any order, fused or not.
 """
 
+from collections.abc import Callable, Iterable, Iterator
 from math import ceil, log2
 
 import torch
 
-from mxref.block_codec import canonical
-from mxref.blocks import BlockTensor, check_dtype, dequantize
-from mxref.elements import check_choice, check_codes, check_float, decode_codes
+from mxref.blocks import BlockTensor, dequantize
+from mxref.elements import canonical, check_choice, check_codes, check_dtype, check_float, decode_codes, ldexp, reciprocal
 from mxref.formats import ElementFormat, element_format
 from mxref.registry import op
 
@@ -123,10 +123,16 @@ def _check_operands(a: BlockTensor | torch.Tensor, b: BlockTensor, bias: torch.T
             raise ValueError(f"a is transformed by {a.recipe.transform}, b by {b.recipe.transform}: they must be the same")
     if a.device != b.device:
         raise ValueError(f"a is on {a.device}, b on {b.device}: expected one device")
+    check_bias("bias", bias, b)
+
+
+def check_bias(argument: str, bias: torch.Tensor | None, weight: BlockTensor) -> None:
+    """Raise unless `bias` is None or has one value for each row of `weight`."""
     if bias is not None:
-        check_float("bias", bias)
-        if bias.shape != b.shape[:1]:
-            raise ValueError(f"bias has shape {list(bias.shape)}: expected [N] = {list(b.shape[:1])}")
+        check_float(argument, bias)
+        if bias.shape != weight.shape[:-1]:
+            expected = f"{'[E, N]' if weight.ndim == 3 else '[N]'} = {list(weight.shape[:-1])}"
+            raise ValueError(f"{argument} has shape {list(bias.shape)}: expected {expected}")
 
 
 # ---- blockwise ------------------------------------------------------------------------------------------------------
@@ -134,25 +140,31 @@ def _check_operands(a: BlockTensor | torch.Tensor, b: BlockTensor, bias: torch.T
 
 def _blockwise(a: BlockTensor, b: BlockTensor) -> torch.Tensor:
     block = min(a.format.block_size, b.format.block_size)
-    blocks = -(-a.shape[-1] // block)
+    blocks = ceil(a.shape[-1] / block)
     dot = _exact_dot(a.format.element, b.format.element, block, a.device)
-    a_rows, b_rows = a.codes.flatten(0, -2), b.codes
+    a_codes, b_values = a.codes.flatten(0, -2), decode_codes(b.codes, b.format.element)
     a_scales = _scale_of_each_block(a, block, blocks).flatten(0, -2)
     b_scales = _scale_of_each_block(b, block, blocks)
 
-    acc = torch.zeros(a_rows.shape[0], b_rows.shape[0], dtype=torch.float32, device=a.device)
-    b_values = decode_codes(b_rows, b.format.element)
-    step = max(1, _PRODUCTS_AT_ONCE // max(1, b_rows.shape[0]))
-    for start in range(0, a_rows.shape[0], step):
-        rows = slice(start, start + step)
-        a_values = decode_codes(a_rows[rows], a.format.element)
+    def terms(rows: slice) -> Iterator[torch.Tensor]:
+        a_values = decode_codes(a_codes[rows], a.format.element)
         for j in range(blocks):
             k = slice(j * block, (j + 1) * block)
-            product = dot(a_values[:, k], b_values[:, k])
-            acc[rows] += _apply_scales(product, a, b, a_scales[rows, j], b_scales[:, j])
-    alpha = _alpha(a, b)
-    acc = acc.reshape(*a.shape[:-1], b.shape[0])
-    return acc if alpha is None else alpha * acc
+            yield _apply_scales(dot(a_values[:, k], b_values[:, k]), a, b, a_scales[rows, j], b_scales[:, j])
+
+    acc = _add_blocks(terms, a_codes, b_values).reshape(*a.shape[:-1], b.shape[0])
+    return _tensor_factor(a) * _tensor_factor(b).flatten() * acc
+
+
+def _add_blocks(terms: Callable[[slice], Iterable[torch.Tensor]], a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Float32 `[M, N]`: from +0, the terms of each run of rows of `a`, one a block, added in ascending order."""
+    acc = torch.zeros(len(a), len(b), dtype=torch.float32, device=a.device)
+    step = max(1, _PRODUCTS_AT_ONCE // max(1, len(b)))
+    for start in range(0, len(a), step):
+        part = slice(start, start + step)
+        for term in terms(part):
+            acc[part] += term
+    return acc
 
 
 def _scale_of_each_block(q: BlockTensor, block: int, blocks: int) -> torch.Tensor:
@@ -167,44 +179,23 @@ def _apply_scales(
     product: torch.Tensor, a: BlockTensor, b: BlockTensor, a_scale: torch.Tensor, b_scale: torch.Tensor
 ) -> torch.Tensor:
     """product `[M, N]` times both scales: those with a mantissa first, then the power of two, in two exact halves."""
-    exponent = None
-    for scale, format, column in ((a_scale, a.format.scale, True), (b_scale, b.format.scale, False)):
+    exponents = []
+    for codes, format in ((a_scale[:, None], a.format.scale), (b_scale, b.format.scale)):
         if not format.is_power_of_two:
-            factor = decode_codes(scale, format)
-            product = product * (factor[:, None] if column else factor)
-    for scale, format, column in ((a_scale, a.format.scale, True), (b_scale, b.format.scale, False)):
-        if format.is_power_of_two:
-            power = scale.int() - format.bias
-            power = power[:, None] if column else power
-            exponent = power if exponent is None else exponent + power
-            nan = scale == format.nan_code
-            if nan.any():
-                product = product.masked_fill(nan[:, None] if column else nan, torch.nan)
-    if exponent is None:
-        return product
-    half = exponent >> 1
-    return product * _power_of_two(half) * _power_of_two(exponent - half)
-
-
-def _power_of_two(exponent: torch.Tensor) -> torch.Tensor:
-    """2^exponent as float32 for -127 <= exponent <= 128 (a NaN scale's 128 is not looked at)."""
-    e8m0 = element_format("e8m0")
-    return decode_codes((exponent + e8m0.bias).clamp(max=e8m0.max_code), e8m0)
-
-
-def _alpha(a: BlockTensor, b: BlockTensor) -> torch.Tensor | None:
-    """Float32 product of the tensor scales, to broadcast to `[..., M, N]`; None where neither has one."""
-    factors = []
-    for q, column in ((a, True), (b, False)):
-        if q.tensor_scale is None:
+            product = product * decode_codes(codes, format)
             continue
-        scale = q.tensor_scale
-        if q.recipe.tensor_scale_direction == "divide":
-            scale = torch.ones_like(scale) / scale
-        factors.append(scale if column or scale.ndim == 0 else scale.reshape(1, -1))
-    if not factors:
-        return None
-    return factors[0] if len(factors) == 1 else factors[0] * factors[1]
+        exponents.append(codes.int() - format.bias)
+        nan = codes == format.nan_code
+        if nan.any():
+            product = product.masked_fill(nan, torch.nan)
+    return ldexp(product, sum(exponents)) if exponents else product
+
+
+def _tensor_factor(q: BlockTensor) -> torch.Tensor:
+    """What a decoded tensor is multiplied by, float32, 0-d or `[..., M, 1]`; 1 where it has no tensor scale."""
+    if q.tensor_scale is None:
+        return torch.ones((), device=q.device)
+    return reciprocal(q.tensor_scale) if q.recipe.tensor_scale_direction == "divide" else q.tensor_scale
 
 
 def _exact_dot(a: ElementFormat, b: ElementFormat, length: int, device: torch.device):
@@ -216,9 +207,9 @@ def _exact_dot(a: ElementFormat, b: ElementFormat, length: int, device: torch.de
         raise ValueError(f"device 'mps' has no float64, which an exact {a.name} x {b.name} product needs: use 'cpu'")
     if bits <= _FLOAT64_BITS:
         return lambda x, y: (x.double() @ y.double().T).float()
-    widest = max(_half_bits(a, b, length))
-    if widest > _FLOAT64_BITS:
-        raise ValueError(f"{a.name} x {b.name}: an exact dot of {length} elements needs {widest} bits even when split at 1")
+    bits = max(_half_bits(a, b, length))
+    if bits > _FLOAT64_BITS:
+        raise ValueError(f"{a.name} x {b.name}: an exact dot of {length} elements needs {bits} bits even when split at 1")
     return _split_dot
 
 
@@ -267,16 +258,14 @@ def _add_to_odd(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def _dequantized(a: torch.Tensor, b: torch.Tensor, block: int) -> torch.Tensor:
     if a.device.type == "mps":
         raise ValueError("device 'mps' has no float64, which the dequantized product is defined in: use 'cpu'")
-    rows = a.flatten(0, -2)
-    acc = torch.zeros(rows.shape[0], b.shape[0], dtype=torch.float32, device=a.device)
-    step = max(1, _PRODUCTS_AT_ONCE // max(1, b.shape[0]))
-    b = b.double()
-    for start in range(0, rows.shape[0], step):
-        part = slice(start, start + step)
-        a_values = rows[part].double()
+    rows, b = a.flatten(0, -2), b.double()
+
+    def terms(part: slice) -> Iterator[torch.Tensor]:
+        values = rows[part].double()
         for k in range(0, rows.shape[1], block):
-            acc[part] += _chain_dot(a_values[:, k : k + block], b[:, k : k + block]).float()
-    return acc.reshape(*a.shape[:-1], b.shape[0])
+            yield _chain_dot(values[:, k : k + block], b[:, k : k + block]).float()
+
+    return _add_blocks(terms, rows, b).reshape(*a.shape[:-1], b.shape[0])
 
 
 def _chain_dot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

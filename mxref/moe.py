@@ -6,17 +6,18 @@ a token's output does not depend on the other tokens of the batch, nor on which 
 Where values are rounded to a block format is data, not code: `QUANTIZATION_POINTS`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from einops import rearrange
 
-from mxref.block_codec import canonical
-from mxref.blocks import BlockTensor, check_dtype, dequantize, quantize_rows
-from mxref.elements import check_choice, check_float
+from mxref.blocks import BlockTensor, dequantize, quantize_rows
+from mxref.elements import canonical, check_choice, check_dtype, check_float, sum_in_order
 from mxref.formats import BlockFormat, block_format
 from mxref.functions import exp, gelu_tanh, relu2, sigmoid, silu, swiglu, swiglu_oai
-from mxref.matmul import SEMANTICS, matmul
+from mxref.matmul import SEMANTICS, check_bias, matmul
 from mxref.recipes import Recipe
 from mxref.registry import op
 
@@ -29,26 +30,18 @@ QUANTIZATION_POINTS = ("input", "intermediate")
 
 @dataclass(frozen=True)
 class Activation:
-    """What happens between the two products. `gated`: `w13` holds gate and up rows; else `up` is None."""
+    """A float32 function of gate, up and the dtype it is rounded to. Not `gated`: `w13` holds no gate, and up is None."""
 
     apply: Callable[[torch.Tensor, torch.Tensor | None, torch.dtype], torch.Tensor]
     gated: bool = True
 
 
-def _gelu_gate(gate: torch.Tensor, up: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return (gelu_tanh(gate.float()) * up.float()).to(dtype)
-
-
-def _silu_rounded_twice(gate: torch.Tensor, up: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return (silu(gate.float()).to(dtype).float() * up.float()).to(dtype)
-
-
 ACTIVATIONS: dict[str, Activation] = {
-    "silu": Activation(lambda gate, up, dtype: swiglu(gate.float(), up.float()).to(dtype)),
-    "silu_rounded_twice": Activation(_silu_rounded_twice),  # as vLLM: after the activation and after the product
-    "swiglu_oai": Activation(lambda gate, up, dtype: swiglu_oai(gate.float(), up.float()).to(dtype)),
-    "gelu_tanh": Activation(_gelu_gate),
-    "relu2": Activation(lambda x, up, dtype: relu2(x.float()).to(dtype), gated=False),
+    "silu": Activation(lambda gate, up, dtype: swiglu(gate, up)),
+    "silu_rounded_twice": Activation(lambda gate, up, dtype: silu(gate).to(dtype).float() * up),  # as vLLM
+    "swiglu_oai": Activation(lambda gate, up, dtype: swiglu_oai(gate, up)),
+    "gelu_tanh": Activation(lambda gate, up, dtype: gelu_tanh(gate) * up),
+    "relu2": Activation(lambda x, up, dtype: relu2(x), gated=False),
 }
 
 
@@ -85,7 +78,7 @@ def route(
 
     def softmax(x):
         e = exp(x - x.amax(-1, keepdim=True))
-        return e / _sum_in_order(e)
+        return e / sum_in_order(e, dim=-1)[:, None]
 
     scores = {"softmax": softmax, "softmax_after_topk": lambda x: x, "sigmoid": sigmoid}[scoring](logits)
     ranked = scores if correction_bias is None else scores + correction_bias.float()
@@ -94,15 +87,8 @@ def route(
     if scoring == "softmax_after_topk":
         weights = softmax(weights)
     elif renormalize:
-        weights = weights / _sum_in_order(weights)
+        weights = weights / sum_in_order(weights, dim=-1)[:, None]
     return ids, weights * scaling_factor
-
-
-def _sum_in_order(x: torch.Tensor) -> torch.Tensor:
-    total = torch.zeros_like(x[:, :1])
-    for i in range(x.shape[1]):
-        total = total + x[:, i : i + 1]
-    return total
 
 
 @op
@@ -157,13 +143,119 @@ def moe_experts(
     >>> moe_experts(torch.ones(1, 32), w13, w2, torch.tensor([[0]]), torch.tensor([[1.0]])).shape
     torch.Size([1, 32])
     """
-    layer = _Layer(
-        x, w13, w2, topk_ids, topk_weights, activation, act_format, act_tensor_scales, act_recipe, bias13, bias2, gate_up,
-        intermediate_dtype or x.dtype, apply_router_weight_on_input, round_per_slot, expert_map, seed, semantics,
-    )  # fmt: skip
-    check_dtype("out_dtype", out_dtype or x.dtype)
-    terms = layer.slot_terms()
-    return _add_slots(terms, out_dtype or x.dtype) if combine else terms
+    check_choice("activation", activation, tuple(ACTIVATIONS))
+    check_choice("gate_up", gate_up, GATE_UP_LAYOUTS)
+    check_choice("semantics", semantics, SEMANTICS)
+    _check_layer(x, w13, w2, bias13, bias2, activation)
+    _check_routing(topk_ids, topk_weights, expert_map, len(x), w2.shape[0])
+    scales = _activation_scales(act_format, act_tensor_scales, act_recipe, seed, w2.shape[0])
+    intermediate_dtype, out_dtype = intermediate_dtype or x.dtype, out_dtype or x.dtype
+    check_dtype("intermediate_dtype", intermediate_dtype)
+    check_dtype("round_per_slot", round_per_slot or x.dtype)
+    check_dtype("out_dtype", out_dtype)
+    if apply_router_weight_on_input and topk_ids.shape[1] != 1:
+        raise ValueError(f"apply_router_weight_on_input with k={topk_ids.shape[1]}: expected top-1 routing")
+
+    def as_operand(rows: torch.Tensor, token_ids: torch.Tensor, scale) -> BlockTensor | torch.Tensor:
+        if act_format is None:
+            return rows
+        q = quantize_rows(rows, token_ids, act_format, act_recipe, scale, seed)
+        return dequantize(q, rows.dtype) if semantics == "dequantized" else q
+
+    ids = topk_ids.long() if expert_map is None else expert_map[topk_ids.long()]
+    if apply_router_weight_on_input:
+        x, topk_weights = (x.float() * topk_weights).to(x.dtype), torch.ones_like(topk_weights)
+    products = _products(x[:, None], ids, w13, bias13, intermediate_dtype, as_operand, scales["input"])
+    hidden = _activate(products, activation, gate_up)
+    products = _products(hidden, ids, w2, bias2, torch.float32, as_operand, scales["intermediate"])
+    terms = torch.where(ids[..., None] < 0, 0.0, products * topk_weights[..., None])
+    if round_per_slot is not None:
+        terms = terms.to(round_per_slot).float()
+    terms = canonical(terms)
+    return canonical(sum_in_order(terms, dim=1).to(out_dtype)) if combine else terms
+
+
+def _products(values: torch.Tensor, ids: torch.Tensor, weight: BlockTensor, bias, dtype, as_operand, scale) -> torch.Tensor:
+    """Products `[T, k, N]` of each slot's values `[T, k, K]`, or its token's `[T, 1, K]`, with its expert's weights.
+
+    0 where the expert is foreign. `as_operand(rows, token ids, scale)` is called once for every row, or for every
+    expert's rows where there is a scale for each.
+    """
+    rows = values.flatten(0, 1)
+    row_ids = torch.arange(len(rows), device=rows.device)
+    row_of_slot, token_ids = row_ids.reshape(values.shape[:2]).expand(ids.shape), row_ids // values.shape[1]
+    per_expert = isinstance(scale, torch.Tensor) and scale.numel() > 1
+    every_row = None if per_expert else as_operand(rows, token_ids, scale)
+    products = rows.new_zeros(*ids.shape, weight.shape[1], dtype=dtype)
+    for expert in ids[ids >= 0].unique().tolist():
+        token, slot = (ids == expert).nonzero(as_tuple=True)
+        row = row_of_slot[token, slot]
+        operand = as_operand(rows[row], token_ids[row], scale[expert]) if per_expert else every_row[row]
+        expert_bias = None if bias is None else bias[expert]
+        products[token, slot] = matmul(operand, weight[expert], bias=expert_bias, out_dtype=dtype)
+    return products
+
+
+def _activate(products: torch.Tensor, activation: str, gate_up: str) -> torch.Tensor:
+    how, values = ACTIVATIONS[activation], products.float()
+    rows = "(i part)" if gate_up == "interleaved" else "(part i)"
+    gate, up = rearrange(values, f"t k {rows} -> part t k i", part=2) if how.gated else (values, None)
+    return how.apply(gate, up, products.dtype).to(products.dtype)
+
+
+def _check_layer(x, w13, w2, bias13, bias2, activation: str) -> None:
+    check_float("x", x)
+    for name, weight in (("w13", w13), ("w2", w2)):
+        if not isinstance(weight, BlockTensor):
+            raise TypeError(f"{name} is a {type(weight).__name__}: expected a BlockTensor")
+    parts = 2 if ACTIVATIONS[activation].gated else 1
+    experts, hidden, width = w2.shape if w2.ndim == 3 else (0, 0, 0)
+    if x.ndim != 2 or x.shape[1] != hidden or w13.shape != (experts, parts * width, hidden):
+        raise ValueError(
+            f"x {list(x.shape)}, w13 {list(w13.shape)}, w2 {list(w2.shape)}: expected x [T, H], "
+            f"w13 [E, {'2I' if parts == 2 else 'I'}, H], w2 [E, H, I] with activation={activation!r}"
+        )
+    check_bias("bias13", bias13, w13)
+    check_bias("bias2", bias2, w2)
+
+
+def _check_routing(ids, weights, expert_map, tokens: int, experts: int) -> None:
+    if ids.dtype not in (torch.int64, torch.int32) or weights.dtype != torch.float32:
+        raise TypeError(f"topk_ids {ids.dtype}, topk_weights {weights.dtype}: expected int64 or int32, and float32")
+    if ids.ndim != 2 or ids.shape != weights.shape or len(ids) != tokens or ids.shape[1] < 1:
+        raise ValueError(f"topk_ids {list(ids.shape)}, topk_weights {list(weights.shape)}: expected [T, k], T={tokens}")
+    if expert_map is not None:
+        if expert_map.dtype != torch.int64 or expert_map.ndim != 1:
+            raise TypeError("expert_map: expected int64 [E_global]")
+        _check_range("expert_map", expert_map, -1, experts, f"local indices below E={experts}, or -1")
+    count = experts if expert_map is None else len(expert_map)
+    _check_range("topk_ids", ids, 0, count, f"0 to {count - 1}")
+
+
+def _check_range(argument: str, ids: torch.Tensor, lowest: int, end: int, expected: str) -> None:
+    if ids.numel() and not lowest <= int(ids.min()) <= int(ids.max()) < end:
+        raise ValueError(f"{argument} holds {int(ids.min())} to {int(ids.max())}: expected {expected}")
+
+
+def _activation_scales(format, scales, recipe, seed, experts: int) -> dict[str, str | torch.Tensor | None]:
+    """What `quantize_rows` takes as the tensor scale at each quantization point."""
+    if format is None and not (scales is None and recipe is None and seed is None):
+        raise ValueError("act_tensor_scales, act_recipe and seed need act_format: without it nothing is quantized")
+    if format is None or not block_format(format).tensor_scale:
+        if scales is not None:
+            raise ValueError(f"act_tensor_scales: {block_format(format).name} has no tensor scale")
+        return dict.fromkeys(QUANTIZATION_POINTS)
+    if scales is None:
+        return dict.fromkeys(QUANTIZATION_POINTS, "per_row")
+    if isinstance(scales, str):
+        check_choice("act_tensor_scales", scales, ("per_tensor",))
+        return dict.fromkeys(QUANTIZATION_POINTS, scales)
+    if not isinstance(scales, (tuple, list)) or len(scales) != len(QUANTIZATION_POINTS):
+        raise ValueError("act_tensor_scales: expected None, 'per_tensor' or a pair (for x, for the intermediate)")
+    for scale in scales:
+        if not isinstance(scale, torch.Tensor) or tuple(scale.shape) not in ((), (1,), (experts,)):
+            raise ValueError(f"act_tensor_scales: expected two float32 tensors, each a scalar or [E] with E={experts}")
+    return dict(zip(QUANTIZATION_POINTS, scales))
 
 
 @op
@@ -186,178 +278,5 @@ def combine(slot_terms: torch.Tensor | Sequence[torch.Tensor], *, out_dtype: tor
             raise ValueError(f"slot_terms have shapes {list(ranks[0].shape)} and {list(terms.shape)}: expected the same")
     if not ranks:
         raise ValueError("slot_terms is empty: expected at least one rank's terms")
-    merged = ranks[0]
-    for terms in ranks[1:]:
-        merged = merged + terms  # exact: at most one of them is not zero
-    return _add_slots(merged, out_dtype)
-
-
-def _add_slots(terms: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    total = torch.zeros_like(terms[:, 0])
-    for slot in range(terms.shape[1]):
-        total = total + terms[:, slot]
-    return canonical(total.to(dtype))
-
-
-@dataclass(frozen=True)
-class _Layer:
-    """The checked arguments of one call."""
-
-    x: torch.Tensor
-    w13: BlockTensor
-    w2: BlockTensor
-    topk_ids: torch.Tensor
-    topk_weights: torch.Tensor
-    activation: str
-    act_format: str | BlockFormat | None
-    act_tensor_scales: str | tuple[torch.Tensor, torch.Tensor] | None
-    act_recipe: str | Recipe | None
-    bias13: torch.Tensor | None
-    bias2: torch.Tensor | None
-    gate_up: str
-    intermediate_dtype: torch.dtype
-    weight_on_input: bool
-    round_per_slot: torch.dtype | None
-    expert_map: torch.Tensor | None
-    seed: int | None
-    semantics: str
-
-    def __post_init__(self):
-        check_float("x", self.x)
-        for name, known in (("activation", ACTIVATIONS), ("gate_up", GATE_UP_LAYOUTS), ("semantics", SEMANTICS)):
-            check_choice(name, getattr(self, name), tuple(known))
-        check_dtype("intermediate_dtype", self.intermediate_dtype)
-        if self.round_per_slot is not None:
-            check_dtype("round_per_slot", self.round_per_slot)
-        for name in ("w13", "w2"):
-            if not isinstance(getattr(self, name), BlockTensor):
-                raise TypeError(f"{name} is a {type(getattr(self, name)).__name__}: expected a BlockTensor")
-        parts = 2 if ACTIVATIONS[self.activation].gated else 1
-        experts, hidden, width = self.w2.shape if self.w2.ndim == 3 else (0, 0, 0)
-        expected = f"x [T, H], w13 [E, {parts if parts > 1 else ''}I, H], w2 [E, H, I] with activation={self.activation!r}"
-        given = f"x {list(self.x.shape)}, w13 {list(self.w13.shape)}, w2 {list(self.w2.shape)}"
-        if self.x.ndim != 2 or tuple(self.w13.shape) != (experts, parts * width, hidden) or self.x.shape[1] != hidden:
-            raise ValueError(f"{given}: expected {expected}")
-        ids, weights = self.topk_ids, self.topk_weights
-        if ids.dtype not in (torch.int64, torch.int32) or weights.dtype != torch.float32:
-            raise TypeError(f"topk_ids {ids.dtype}, topk_weights {weights.dtype}: expected int64 or int32, and float32")
-        if ids.ndim != 2 or ids.shape != weights.shape or ids.shape[0] != self.x.shape[0] or ids.shape[1] < 1:
-            raise ValueError(
-                f"topk_ids {list(ids.shape)}, topk_weights {list(weights.shape)}: expected [T, k], T={len(self.x)}"
-            )
-        for name, bias, shape in (("bias13", self.bias13, self.w13.shape[:2]), ("bias2", self.bias2, self.w2.shape[:2])):
-            if bias is not None:
-                check_float(name, bias)
-                if bias.shape != shape:
-                    raise ValueError(f"{name} has shape {list(bias.shape)}: expected {list(shape)}")
-        if self.weight_on_input and ids.shape[1] != 1:
-            raise ValueError(f"apply_router_weight_on_input with k={ids.shape[1]}: expected top-1 routing")
-        self._check_ids(experts)
-        self._check_activation_arguments(experts)
-
-    def _check_ids(self, experts: int) -> None:
-        count = experts
-        if self.expert_map is not None:
-            if self.expert_map.dtype != torch.int64 or self.expert_map.ndim != 1:
-                raise TypeError("expert_map: expected int64 [E_global]")
-            if self.expert_map.numel() and not -1 <= int(self.expert_map.min()) <= int(self.expert_map.max()) < experts:
-                raise ValueError(f"expert_map: expected local indices below E={experts}, or -1")
-            count = len(self.expert_map)
-        if self.topk_ids.numel() and not 0 <= int(self.topk_ids.min()) <= int(self.topk_ids.max()) < count:
-            raise ValueError(
-                f"topk_ids holds {int(self.topk_ids.min())} to {int(self.topk_ids.max())}: expected 0 to {count - 1}"
-            )
-
-    def _check_activation_arguments(self, experts: int) -> None:
-        scales = self.act_tensor_scales
-        if self.act_format is None:
-            if scales is not None or self.act_recipe is not None or self.seed is not None:
-                raise ValueError("act_tensor_scales, act_recipe and seed need act_format: without it nothing is quantized")
-            return
-        if not block_format(self.act_format).tensor_scale:
-            if scales is not None:
-                raise ValueError(f"act_tensor_scales: {block_format(self.act_format).name} has no tensor scale")
-        elif isinstance(scales, str):
-            check_choice("act_tensor_scales", scales, ("per_tensor",))
-        elif scales is not None:
-            if not isinstance(scales, (tuple, list)) or len(scales) != 2:
-                raise ValueError("act_tensor_scales: expected None, 'per_tensor' or a pair (for x, for the intermediate)")
-            for scale in scales:
-                if not isinstance(scale, torch.Tensor) or tuple(scale.shape) not in ((), (1,), (experts,)):
-                    raise ValueError(
-                        f"act_tensor_scales: expected two float32 tensors, each a scalar or [E] with E={experts}"
-                    )
-
-    def slot_terms(self) -> torch.Tensor:
-        """Weighted float32 outputs `[T, k, H]` of every slot; +0 where the expert is foreign."""
-        (tokens, slots), width = self.topk_ids.shape, self.w2.shape[2]
-        ids = self.topk_ids.long() if self.expert_map is None else self.expert_map[self.topk_ids.long()]
-        x, weights = self.x, self.topk_weights[:, :, None]
-        if self.weight_on_input:
-            x, weights = (x.float() * self.topk_weights).to(x.dtype), torch.ones_like(weights)
-
-        token_ids = torch.arange(tokens, device=x.device)
-        hidden = x.new_zeros(tokens, slots, width, dtype=self.intermediate_dtype)
-        rows_of = self._quantized_rows(x, token_ids, "input")
-        for expert, token, slot in _slots_by_expert(ids):
-            product = self._product(rows_of(token, expert), self.w13, self.bias13, expert, self.intermediate_dtype)
-            hidden[token, slot] = self._activate(product)
-
-        terms = x.new_zeros(tokens, slots, self.x.shape[1], dtype=torch.float32)
-        rows_of = self._quantized_rows(hidden.flatten(0, 1), token_ids.repeat_interleave(slots), "intermediate")
-        for expert, token, slot in _slots_by_expert(ids):
-            product = self._product(rows_of(token * slots + slot, expert), self.w2, self.bias2, expert, torch.float32)
-            terms[token, slot] = product * weights[token, slot]
-        if self.round_per_slot is not None:
-            terms = terms.to(self.round_per_slot).float()
-        return canonical(terms)
-
-    def _quantized_rows(
-        self, x: torch.Tensor, token_ids: torch.Tensor, point: str
-    ) -> Callable[[torch.Tensor, int], BlockTensor | torch.Tensor]:
-        """A function of (row indices, expert) that gives those rows of `x` as the expert's product takes them."""
-        if self.act_format is None:
-            return lambda rows, expert: x[rows]
-        scale = self.act_tensor_scales
-        if block_format(self.act_format).tensor_scale and not isinstance(scale, str):
-            scale = "per_row" if scale is None else scale[QUANTIZATION_POINTS.index(point)]
-
-        def quantized(rows: torch.Tensor, scale: str | torch.Tensor | None) -> BlockTensor:
-            return quantize_rows(x[rows], token_ids[rows], self.act_format, self.act_recipe, scale, self.seed)
-
-        def as_operand(q: BlockTensor) -> BlockTensor | torch.Tensor:
-            return dequantize(q, x.dtype) if self.semantics == "dequantized" else q
-
-        if isinstance(scale, torch.Tensor) and scale.numel() > 1:
-            return lambda rows, expert: as_operand(quantized(rows, scale[expert]))
-        every_row = quantized(torch.arange(len(x), device=x.device), scale)
-        return lambda rows, expert: as_operand(every_row[rows])
-
-    def _product(
-        self,
-        rows: BlockTensor | torch.Tensor,
-        weight: BlockTensor,
-        bias: torch.Tensor | None,
-        expert: int,
-        dtype: torch.dtype,
-    ) -> torch.Tensor:
-        bias = None if bias is None else bias[expert]
-        return matmul(rows, weight[expert], bias=bias, out_dtype=dtype)
-
-    def _activate(self, product: torch.Tensor) -> torch.Tensor:
-        activation = ACTIVATIONS[self.activation]
-        if not activation.gated:
-            return activation.apply(product, None, self.intermediate_dtype)
-        if self.gate_up == "interleaved":
-            gate, up = product[:, 0::2], product[:, 1::2]
-        else:
-            gate, up = product.chunk(2, dim=1)
-        return activation.apply(gate, up, self.intermediate_dtype)
-
-
-def _slots_by_expert(ids: torch.Tensor) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-    """(expert, its token indices, their slots) for every local expert that a token was routed to."""
-    for expert in ids.unique().tolist():
-        if expert >= 0:
-            token, slot = (ids == expert).nonzero(as_tuple=True)
-            yield expert, token, slot
+    merged = functools.reduce(torch.add, ranks)  # exact: at most one of them is not zero
+    return canonical(sum_in_order(merged, dim=1).to(out_dtype))

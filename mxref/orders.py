@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import torch
 
-from mxref.elements import round_to_codes
-from mxref.formats import FLOAT_MAX, ElementFormat
+from mxref.elements import reciprocal
+from mxref.formats import FLOAT_MAX, FLOAT_SMALLEST, ElementFormat
 
 
 class TensorScale(NamedTuple):
@@ -39,22 +39,17 @@ class EncodeOrder:
     multiplier: Callable[[torch.Tensor, TensorScale], torch.Tensor] | None
 
 
-def _divide(a: float | torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    # never with a Python number on either side: torch may turn that into a product with a reciprocal
-    return torch.full_like(b, a) / b if isinstance(a, float) else a / b
-
-
 def _float32_ratio(a: float, b: float) -> float:
     return float(torch.tensor(a, dtype=torch.float32) / torch.tensor(b, dtype=torch.float32))
 
 
 def _nvidia_from_amax(amax: torch.Tensor, largest: float) -> TensorScale:
-    forward = torch.where(amax == 0, 1.0, _divide(largest, amax).clamp(max=FLOAT_MAX))
-    return TensorScale(_divide(1.0, forward), forward)
+    forward = torch.where(amax == 0, 1.0, (torch.full_like(amax, largest) / amax).clamp(max=FLOAT_MAX))
+    return TensorScale(reciprocal(forward), forward)
 
 
 def _nvidia_given(stored: torch.Tensor) -> TensorScale:
-    return TensorScale(stored, _divide(1.0, stored).clamp(max=FLOAT_MAX))
+    return TensorScale(stored, reciprocal(stored).clamp(max=FLOAT_MAX))
 
 
 def _nvidia_block_scale(amax: torch.Tensor, tensor: TensorScale, element_max: float) -> torch.Tensor:
@@ -62,15 +57,14 @@ def _nvidia_block_scale(amax: torch.Tensor, tensor: TensorScale, element_max: fl
 
 
 def _nvidia_multiplier(block_scale: torch.Tensor, tensor: TensorScale) -> torch.Tensor:
-    inverse = _divide(1.0, block_scale * tensor.stored).clamp(max=FLOAT_MAX)
-    return torch.where(block_scale == 0, 0.0, inverse)
+    return torch.where(block_scale == 0, 0.0, reciprocal(block_scale * tensor.stored).clamp(max=FLOAT_MAX))
 
 
 def _vllm_from_amax(amax: torch.Tensor, largest: float) -> TensorScale:
-    return _vllm_given(_nvidia_from_amax(amax, largest).forward)
+    return _as_given(_nvidia_from_amax(amax, largest).forward)
 
 
-def _vllm_given(stored: torch.Tensor) -> TensorScale:
+def _as_given(stored: torch.Tensor) -> TensorScale:
     return TensorScale(stored, stored)
 
 
@@ -79,8 +73,8 @@ def _vllm_block_scale(amax: torch.Tensor, tensor: TensorScale, element_max: floa
 
 
 def _vllm_torch_multiplier(block_scale: torch.Tensor, tensor: TensorScale) -> torch.Tensor:
-    product = block_scale * _divide(1.0, tensor.forward)
-    return _divide(1.0, torch.where(product == 0, 1e8, product))  # vLLM's stand-in for the reciprocal of 0
+    product = block_scale * reciprocal(tensor.forward)
+    return reciprocal(torch.where(product == 0, 1e8, product))  # vLLM's stand-in for the reciprocal of 0
 
 
 def _vllm_triton_multiplier(block_scale: torch.Tensor, tensor: TensorScale) -> torch.Tensor:
@@ -88,16 +82,15 @@ def _vllm_triton_multiplier(block_scale: torch.Tensor, tensor: TensorScale) -> t
 
 
 def _exact_from_amax(amax: torch.Tensor, largest: float) -> TensorScale:
-    smallest = torch.full_like(amax, 2.0**-149)  # a tensor whose scale would round to 0 still needs a scale > 0
-    stored = torch.where(amax == 0, 1.0, torch.maximum(_divide(amax, torch.full_like(amax, largest)), smallest))
-    return TensorScale(stored, stored)
+    scale = (amax / torch.full_like(amax, largest)).clamp(min=FLOAT_SMALLEST)  # where it rounds to 0 it still must be > 0
+    return _as_given(torch.where(amax == 0, 1.0, scale))
 
 
 ENCODE_ORDERS: dict[str, EncodeOrder] = {
     "nvidia": EncodeOrder(_nvidia_from_amax, _nvidia_given, _nvidia_block_scale, _nvidia_multiplier),
-    "vllm_torch": EncodeOrder(_vllm_from_amax, _vllm_given, _vllm_block_scale, _vllm_torch_multiplier),
-    "vllm_triton": EncodeOrder(_vllm_from_amax, _vllm_given, _vllm_block_scale, _vllm_triton_multiplier),
-    "exact": EncodeOrder(_exact_from_amax, _vllm_given, None, None),
+    "vllm_torch": EncodeOrder(_vllm_from_amax, _as_given, _vllm_block_scale, _vllm_torch_multiplier),
+    "vllm_triton": EncodeOrder(_vllm_from_amax, _as_given, _vllm_block_scale, _vllm_triton_multiplier),
+    "exact": EncodeOrder(_exact_from_amax, _as_given, None, None),
 }
 
 # What a decoded element is multiplied by, from the block scale and the stored tensor scale.
@@ -114,14 +107,12 @@ def encode_quotient(numerator: torch.Tensor, denominator: torch.Tensor, format: 
     with numerator > m * denominator, and m * denominator needs at most 5 + 31 bits of float64's 53.
     """
     magnitude = numerator.abs().double()
-    codes = torch.zeros(
-        torch.broadcast_shapes(numerator.shape, denominator.shape), dtype=torch.int32, device=numerator.device
-    )
+    shape = torch.broadcast_shapes(numerator.shape, denominator.shape)
+    codes = torch.zeros(shape, dtype=torch.int32, device=numerator.device)
     for lower_code, midpoint in enumerate(format.midpoints):
         threshold = midpoint * denominator
         codes += (magnitude >= threshold) if lower_code % 2 else (magnitude > threshold)
     codes.masked_fill_(denominator == 0, 0)
     if format.kind == "integer":
         return torch.where(numerator < 0, -codes, codes) & (format.code_count - 1)
-    sign = round_to_codes(torch.copysign(torch.zeros_like(numerator), numerator), format) if format.signed else 0
-    return codes | sign
+    return codes | numerator.signbit().int() * format.sign_mask

@@ -10,13 +10,19 @@ import torch
 import torch.nn.functional as F
 from einops import rearrange
 
-from mxref.elements import check_choice
+from mxref.elements import check_choice, check_tensor
 from mxref.registry import op
-
-LAYOUTS = ("linear", "tile_128x4", "ggml_mxfp4", "interleaved")
 
 _TILE_ROWS, _TILE_COLUMNS = 128, 4
 _GGML_BLOCK = 32
+
+# Every layout, and the logical shapes it stores.
+LAYOUTS = {
+    "linear": ("any", lambda shape: True),
+    "tile_128x4": ("[..., R, C]", lambda shape: len(shape) >= 2),
+    "ggml_mxfp4": (f"[..., K] with K a multiple of {_GGML_BLOCK}", lambda shape: shape and shape[-1] % _GGML_BLOCK == 0),
+    "interleaved": ("[..., 2 I, K]", lambda shape: len(shape) >= 2 and shape[-2] % 2 == 0),
+}
 
 
 @op
@@ -33,8 +39,7 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
     >>> [hex(byte) for byte in pack(torch.tensor([2, 7, 9, 5], dtype=torch.uint8), 4)]
     ['0x72', '0x59']
     """
-    _check_bytes("codes", codes)
-    _check_bits(bits)
+    _check_bytes("codes", codes, bits)
     if codes.numel() and int(codes.max()) >> bits:
         raise ValueError(f"codes holds {int(codes.max())}, which needs more than bits={bits}")
     group = 8 // gcd(8, bits)
@@ -55,8 +60,7 @@ def unpack(packed: torch.Tensor, bits: int, count: int) -> torch.Tensor:
     >>> unpack(torch.tensor([0x72, 0x59], dtype=torch.uint8), 4, 4).tolist()
     [2, 7, 9, 5]
     """
-    _check_bytes("packed", packed)
-    _check_bits(bits)
+    _check_bytes("packed", packed, bits)
     length = ceil(count * bits / 8)
     if count < 0 or packed.shape[-1] != length:
         raise ValueError(f"packed has {packed.shape[-1]} bytes a row: {count} codes of {bits} bits take {length}")
@@ -90,22 +94,16 @@ def to_layout(tensor: torch.Tensor, layout: str) -> torch.Tensor:
     >>> to_layout(torch.ones(1, 1, dtype=torch.uint8), "tile_128x4").sum().item()
     1
     """
-    check_choice("layout", layout, LAYOUTS)
+    _check_layout("tensor", tensor, layout)
     if layout == "tile_128x4":
-        _check_matrix("tensor", tensor, layout)
-        rows, columns = tensor.shape[-2:]
-        padded = F.pad(tensor, (0, -columns % _TILE_COLUMNS, 0, -rows % _TILE_ROWS))
+        padded = F.pad(tensor, (0, -tensor.shape[-1] % _TILE_COLUMNS, 0, -tensor.shape[-2] % _TILE_ROWS))
         return rearrange(padded, "... (tr q r) (tc c) -> ... (tr tc r q c)", q=4, r=32, c=_TILE_COLUMNS)
     if layout == "ggml_mxfp4":
-        _check_bytes("tensor", tensor)
-        if tensor.shape[-1] % _GGML_BLOCK:
-            raise ValueError(f"tensor has {tensor.shape[-1]} codes a row: ggml_mxfp4 needs a multiple of {_GGML_BLOCK}")
         if tensor.numel() and int(tensor.max()) > 15:
             raise ValueError(f"tensor holds {int(tensor.max())}: ggml_mxfp4 stores 4-bit codes")
-        halves = rearrange(tensor, "... (n half i) -> half ... n i", half=2, i=_GGML_BLOCK // 2)
-        return halves[0] | halves[1] << 4
+        low, high = rearrange(tensor, "... (n half i) -> half ... n i", half=2, i=_GGML_BLOCK // 2)
+        return low | high << 4
     if layout == "interleaved":
-        _check_paired_rows(tensor)
         return rearrange(tensor, "... (part i) k -> ... (i part) k", part=2)
     return tensor
 
@@ -114,63 +112,47 @@ def to_layout(tensor: torch.Tensor, layout: str) -> torch.Tensor:
 def from_layout(data: torch.Tensor, layout: str, shape: tuple[int, ...]) -> torch.Tensor:
     """Read a tensor of logical `shape` out of a named layout: the inverse of `to_layout`.
 
-    What lies in the padding of `tile_128x4` is ignored. Raises ValueError for an unknown layout or if
-    `data` does not have the size that `shape` needs.
+    What lies in the padding of `tile_128x4` is ignored. Raises TypeError for scales or codes that are not uint8,
+    ValueError for an unknown layout, a shape it does not store, or `data` of another size.
 
     >>> scales = torch.arange(12, dtype=torch.uint8).reshape(3, 4)
     >>> torch.equal(from_layout(to_layout(scales, "tile_128x4"), "tile_128x4", (3, 4)), scales)
     True
     """
-    check_choice("layout", layout, LAYOUTS)
     shape = tuple(shape)
+    _check_layout("data", data, layout, shape)
+    stored_shape = shape
     if layout == "tile_128x4":
-        if len(shape) < 2:
-            raise ValueError(f"shape={shape}: tile_128x4 needs [..., R, C]")
-        rows, columns = shape[-2:]
-        tile_rows, tile_columns = ceil(rows / _TILE_ROWS), ceil(columns / _TILE_COLUMNS)
-        _check_size(data, shape, prod(shape[:-2]) * tile_rows * tile_columns * _TILE_ROWS * _TILE_COLUMNS)
-        tiles = data.reshape(*shape[:-2], tile_rows, tile_columns, 32, 4, _TILE_COLUMNS)
-        scales = rearrange(tiles, "... tr tc r q c -> ... (tr q r) (tc c)")
-        return scales[..., :rows, :columns].contiguous()
+        stored_shape = (*shape[:-2], ceil(shape[-2] / _TILE_ROWS), ceil(shape[-1] / _TILE_COLUMNS), 32, 4, _TILE_COLUMNS)
+    elif layout == "ggml_mxfp4":
+        stored_shape = (*shape[:-1], shape[-1] // _GGML_BLOCK, _GGML_BLOCK // 2)
+    if data.numel() != prod(stored_shape):
+        raise ValueError(f"data has {data.numel()} entries: shape={shape} in {layout} takes {prod(stored_shape)}")
+    data = data.reshape(stored_shape)
+    if layout == "tile_128x4":
+        scales = rearrange(data, "... tr tc r q c -> ... (tr q r) (tc c)")
+        return scales[..., : shape[-2], : shape[-1]].contiguous()
     if layout == "ggml_mxfp4":
-        _check_bytes("data", data)
-        if not shape or shape[-1] % _GGML_BLOCK:
-            raise ValueError(f"shape={shape}: ggml_mxfp4 needs a last axis that is a multiple of {_GGML_BLOCK}")
-        _check_size(data, shape, prod(shape) // 2)
-        blocks = data.reshape(*shape[:-1], shape[-1] // _GGML_BLOCK, _GGML_BLOCK // 2)
-        return torch.cat([blocks & 15, blocks >> 4], dim=-1).reshape(shape)
-    _check_size(data, shape, prod(shape))
+        return torch.cat([data & 15, data >> 4], dim=-1).reshape(shape)
     if layout == "interleaved":
-        data = data.reshape(shape)
-        _check_paired_rows(data)
         return rearrange(data, "... (i part) k -> ... (part i) k", part=2)
-    return data.reshape(shape)
+    return data
 
 
-def _check_bytes(argument: str, tensor: torch.Tensor) -> None:
-    if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.uint8:
-        given = tensor.dtype if isinstance(tensor, torch.Tensor) else type(tensor).__name__
-        raise TypeError(f"{argument} is {given}: expected a torch.uint8 tensor")
+def _check_bytes(argument: str, tensor: torch.Tensor, bits: int) -> None:
+    check_tensor(argument, tensor, torch.uint8)
     if tensor.ndim == 0:
         raise ValueError(f"{argument} has no axes: expected at least one")
-
-
-def _check_bits(bits: int) -> None:
     if not isinstance(bits, int) or not 1 <= bits <= 8:
         raise ValueError(f"bits={bits!r}: expected an int from 1 to 8")
 
 
-def _check_matrix(argument: str, tensor: torch.Tensor, layout: str) -> None:
-    _check_bytes(argument, tensor)
-    if tensor.ndim < 2:
-        raise ValueError(f"{argument} has shape {list(tensor.shape)}: {layout} needs [..., R, C]")
-
-
-def _check_paired_rows(tensor: torch.Tensor) -> None:
-    if tensor.ndim < 2 or tensor.shape[-2] % 2:
-        raise ValueError(f"tensor has shape {list(tensor.shape)}: interleaved needs [..., 2 I, K]")
-
-
-def _check_size(data: torch.Tensor, shape: tuple[int, ...], count: int) -> None:
-    if data.numel() != count:
-        raise ValueError(f"data has {data.numel()} entries: shape={shape} in this layout takes {count}")
+def _check_layout(argument: str, tensor: torch.Tensor, layout: str, shape: tuple[int, ...] | None = None) -> None:
+    """Raise unless `layout` stores tensors of `tensor`'s dtype and of logical `shape` (default: its own)."""
+    check_choice("layout", layout, tuple(LAYOUTS))
+    if layout in ("tile_128x4", "ggml_mxfp4"):
+        check_tensor(argument, tensor, torch.uint8)
+    given = f"{argument} has shape {list(tensor.shape)}" if shape is None else f"shape={shape}"
+    stored, fits = LAYOUTS[layout]
+    if not fits(tensor.shape if shape is None else shape):
+        raise ValueError(f"{given}: {layout} stores axes {stored}")

@@ -12,7 +12,7 @@ those choices, travels with the tensor it made, and prints itself. Make your own
 from dataclasses import dataclass, fields
 
 from mxref.elements import OVERFLOWS, ROUNDINGS, check_choice
-from mxref.formats import BlockFormat
+from mxref.formats import BlockFormat, by_name, look_up
 from mxref.orders import DECODE_ORDERS, ENCODE_ORDERS
 from mxref.scales import EXPONENT_RULES
 
@@ -88,11 +88,10 @@ class Recipe:
         check_choice("zero_block", self.zero_block, ("zero_code", "one"))
         check_choice("negative_zero", self.negative_zero, ("keep", "drop_quotient", "drop"))
         check_choice("search", self.search, SEARCHES)
-        divides = self.decode_order == "block_over_tensor"
-        if divides != (self.tensor_scale_direction == "divide"):
-            raise ValueError(
-                f"decode_order={self.decode_order!r} does not fit tensor_scale_direction={self.tensor_scale_direction!r}"
-            )
+        direction = "divide" if self.decode_order == "block_over_tensor" else "multiply"
+        if self.tensor_scale_direction != direction:
+            given = self.tensor_scale_direction
+            raise ValueError(f"tensor_scale_direction={given!r}: decode_order={self.decode_order!r} goes with {direction!r}")
         if not isinstance(self.block_rows, int) or self.block_rows < 1:
             raise ValueError(f"block_rows={self.block_rows!r}: expected an int >= 1")
         if self.search != "none" and (self.search == "mse") == (self.scale_rule == "amax"):
@@ -110,53 +109,48 @@ class Recipe:
         return f"{self.name}({', '.join(shown)})"
 
 
-RECIPES: dict[str, Recipe] = {
-    recipe.name: recipe
-    for recipe in [
-        Recipe("ocp", "floor", "OCP MX v1.0, 6.3: floor(log2 amax) - emax; the block maximum may saturate"),
-        Recipe("ocp_even", "even", "as ocp, amax first rounded half up to the element's mantissa"),
-        Recipe("ocp_ceil", "ceil", "as ocp, exponent rounded up to a power of two at or above amax"),
-        Recipe("ocp_rceil", "rceil", "the smallest scale at which nothing saturates (cuBLAS and Transformer Engine MXFP8)"),
-        Recipe("ocp_mse", "floor", "of floor's exponent, one above and one below, the least squared error", search="mse"),
-        Recipe("nvidia", "amax", "NVFP4 as Transformer Engine orders it"),
-        Recipe("exact", "amax", "NVFP4 without intermediate rounding", encode_order="exact"),
-        Recipe(
-            "nvidia_four_over_six",
-            "amax",
-            "as nvidia; each block's maximum goes to 6 or to 4, whichever has the least squared error",
-            scale_max=256.0,
-            search="four_over_six_mse",
-        ),
-        Recipe("nvidia_16x16", "amax", "as nvidia with one scale for 16 x 16 elements", block_rows=16),
-        Recipe(
-            "vllm_torch",
-            "amax",
-            "vLLM's NVFP4 emulation, PyTorch path: reciprocal of a reciprocal; a quotient of -0 becomes +0",
-            encode_order="vllm_torch",
-            decode_order="block_over_tensor",
-            tensor_scale_direction="divide",
-            inf="saturate",
-            negative_zero="drop_quotient",
-        ),
-        Recipe(
-            "vllm_triton",
-            "amax",
-            "vLLM's NVFP4 emulation, Triton path: gs / block scale; a quotient of -0 becomes +0",
-            encode_order="vllm_triton",
-            decode_order="block_over_tensor",
-            tensor_scale_direction="divide",
-            inf="saturate",
-            negative_zero="drop_quotient",
-        ),
-        Recipe(
-            "quark_even",
-            "even",
-            "AMD Quark, and vLLM's MXFP4 and MXFP6 emulation, which calls it: even, and no negative zeros",
-            inf="saturate",
-            negative_zero="drop",
-        ),
-    ]
-}
+_VLLM_NVFP4 = dict(
+    decode_order="block_over_tensor", tensor_scale_direction="divide", inf="saturate", negative_zero="drop_quotient"
+)
+
+RECIPES = by_name(
+    Recipe("ocp", "floor", "OCP MX v1.0, 6.3: floor(log2 amax) - emax; the block maximum may saturate"),
+    Recipe("ocp_even", "even", "as ocp, amax first rounded half up to the element's mantissa"),
+    Recipe("ocp_ceil", "ceil", "as ocp, exponent rounded up to a power of two at or above amax"),
+    Recipe("ocp_rceil", "rceil", "the smallest scale at which nothing saturates (cuBLAS and Transformer Engine MXFP8)"),
+    Recipe("ocp_mse", "floor", "of floor's exponent, one above and one below, the least squared error", search="mse"),
+    Recipe("nvidia", "amax", "NVFP4 as Transformer Engine orders it"),
+    Recipe("exact", "amax", "NVFP4 without intermediate rounding", encode_order="exact"),
+    Recipe(
+        "nvidia_four_over_six",
+        "amax",
+        "as nvidia; each block's maximum goes to 6 or to 4, whichever has the least squared error",
+        scale_max=256.0,
+        search="four_over_six_mse",
+    ),
+    Recipe("nvidia_16x16", "amax", "as nvidia with one scale for 16 x 16 elements", block_rows=16),
+    Recipe(
+        "vllm_torch",
+        "amax",
+        "vLLM's NVFP4 emulation, PyTorch path: reciprocal of a reciprocal; a quotient of -0 becomes +0",
+        encode_order="vllm_torch",
+        **_VLLM_NVFP4,
+    ),
+    Recipe(
+        "vllm_triton",
+        "amax",
+        "vLLM's NVFP4 emulation, Triton path: gs / block scale; a quotient of -0 becomes +0",
+        encode_order="vllm_triton",
+        **_VLLM_NVFP4,
+    ),
+    Recipe(
+        "quark_even",
+        "even",
+        "AMD Quark, and vLLM's MXFP4 and MXFP6 emulation, which calls it: even, and no negative zeros",
+        inf="saturate",
+        negative_zero="drop",
+    ),
+)
 
 
 def resolve_recipe(recipe: str | Recipe | None, format: BlockFormat) -> Recipe:
@@ -164,12 +158,7 @@ def resolve_recipe(recipe: str | Recipe | None, format: BlockFormat) -> Recipe:
 
     Raises ValueError for an unknown name (listing the known ones) or a recipe that conflicts with the format.
     """
-    if recipe is None:
-        recipe = format.default_recipe
-    if isinstance(recipe, str) and recipe in RECIPES:
-        recipe = RECIPES[recipe]
-    if not isinstance(recipe, Recipe):
-        raise ValueError(f"recipe={recipe!r}: expected one of {', '.join(RECIPES)}, or a Recipe record")
+    recipe = look_up("recipe", format.default_recipe if recipe is None else recipe, RECIPES, Recipe)
     if recipe.format is not None and recipe.format != format.name:
         raise ValueError(f"recipe {recipe.name!r} is for {recipe.format}, not for format {format.name!r}")
     if (recipe.scale_rule == "amax") == format.scale.is_power_of_two:

@@ -5,17 +5,10 @@ point is wrong just below nearly every power of two. All rules subtract the expo
 element's largest value and are clamped to what the scale can hold.
 """
 
-from collections.abc import Callable
-
 import torch
 
-from mxref.elements import HIDDEN_BIT, INF_BITS, MAGNITUDE_MASK, float_bits, split
+from mxref.elements import HIDDEN_BIT, INF_BITS, float_bits, split
 from mxref.formats import FLOAT_BIAS, FLOAT_MANTISSA_BITS, ElementFormat
-
-
-def amax_bits(x: torch.Tensor, dim: int | tuple[int, ...] = -1, keepdim: bool = False) -> torch.Tensor:
-    """Float32 bits of the largest magnitude along `dim`, as int32: exact, in any order, and NaN is the largest of all."""
-    return (x.view(torch.int32) & MAGNITUDE_MASK).amax(dim, keepdim)
 
 
 def floor(amax: torch.Tensor, element: ElementFormat) -> torch.Tensor:
@@ -41,12 +34,7 @@ def rceil(amax: torch.Tensor, element: ElementFormat) -> torch.Tensor:
     return exponent + (significand > max_significand) - FLOAT_BIAS - element.emax
 
 
-EXPONENT_RULES: dict[str, Callable[[torch.Tensor, ElementFormat], torch.Tensor]] = {
-    "floor": floor,
-    "even": even,
-    "ceil": ceil,
-    "rceil": rceil,
-}
+EXPONENT_RULES = {"floor": floor, "even": even, "ceil": ceil, "rceil": rceil}
 
 
 def scale_codes(amax: torch.Tensor, element: ElementFormat, scale: ElementFormat, rule: str) -> torch.Tensor:
@@ -56,5 +44,4 @@ def scale_codes(amax: torch.Tensor, element: ElementFormat, scale: ElementFormat
     code 0 (no power of two fits a block of zeros; every choice decodes to zeros).
     """
     exponent = EXPONENT_RULES[rule](amax.clamp(max=INF_BITS - 1), element)
-    codes = (exponent + scale.bias).clamp_(0, scale.max_code)
-    return codes.masked_fill_(amax == 0, 0)
+    return (exponent + scale.bias).clamp_(0, scale.max_code).masked_fill_(amax == 0, 0)
