@@ -51,7 +51,7 @@ class BlockTensor:
         if self.format.scale.sign_mask and (self.scales & self.format.scale.sign_mask).any():
             raise ValueError(f"scales holds codes with the sign bit set: a {self.format.scale.name} scale is not negative")
         if self.tensor_scale is not None:
-            scale = check_tensor_scale(self.tensor_scale, self.shape, self.axis, self.format)
+            scale = check_tensor_scale(self.tensor_scale, self._grid, self.format)
             object.__setattr__(self, "tensor_scale", scale)
 
     @property
@@ -129,8 +129,8 @@ def quantize(
     power-of-two scales, `nvidia` for NVFP4) says how scales and codes are chosen; elements round to nearest
     even and saturate unless it says otherwise. `tensor_scale`, for formats that have one: `per_tensor`
     (default), `per_row` (one a line along `axis`), `per_expert` (one an index of axis 0), `none`, or a float32
-    tensor in the recipe's direction: a scalar, one that broadcasts to `x.shape` with size 1 along `axis`, `[E]`
-    or `[E, 2]` for `[E, 2 I, K]` (gate rows, then up rows). `seed` is for stochastic rounding: the element at
+    tensor in the recipe's direction: a scalar, one that broadcasts to `x.shape` with size 1 along `axis`, one a
+    row (`[N]` for `[N, K]`), `[E]` or `[E, 2]` for `[E, 2 I, K]` (gate rows, then up rows). `seed` is for stochastic rounding: the element at
     row-major index i of `x` uses random word i.
 
     A NaN makes its block decode to NaN and changes nothing else; so does an Inf unless the recipe saturates.
@@ -323,10 +323,14 @@ def _tensor_scale(
         largest = format.element.max * (recipe.scale_max or format.scale.max)
         scale = order.from_amax(_finite_amax(blocks, given, grid), largest)
     else:
-        scale = order.given(check_tensor_scale(given, grid.shape, grid.axis, format).to(blocks.device))
-    if recipe.block_rows > 1 and scale.stored.ndim and scale.stored.shape[grid.row_axis] > 1:
-        raise ValueError(f"tensor_scale: rows that share a block scale (block_rows={recipe.block_rows}) must share it too")
+        scale = order.given(check_tensor_scale(given, grid, format).to(blocks.device))
+    _check_shared_rows(scale.stored, grid)
     return scale
+
+
+def _check_shared_rows(tensor_scale: torch.Tensor, grid: Grid) -> None:
+    if grid.block_rows > 1 and tensor_scale.ndim and tensor_scale.shape[grid.row_axis] > 1:
+        raise ValueError(f"tensor_scale: rows that share a block scale (block_rows={grid.block_rows}) must share it too")
 
 
 def _finite_amax(blocks: torch.Tensor, granularity: str, grid: Grid) -> torch.Tensor:
@@ -345,8 +349,8 @@ def _finite_amax(blocks: torch.Tensor, granularity: str, grid: Grid) -> torch.Te
     return amax.amax(grid.axis if granularity == "per_row" else tuple(range(1, ndim)), keepdim=True)
 
 
-def check_tensor_scale(given: torch.Tensor, shape: torch.Size, axis: int, format: BlockFormat) -> torch.Tensor:
-    """A given tensor scale, shaped to broadcast to `shape`; raises unless it is float32, finite, positive and fits."""
+def check_tensor_scale(given: torch.Tensor, grid: Grid, format: BlockFormat) -> torch.Tensor:
+    """A given tensor scale, shaped to broadcast to `grid.shape`; raises unless it is float32, finite, positive and fits."""
     if not format.tensor_scale:
         raise ValueError(f"tensor_scale is given: {format.name} has no tensor scale")
     check_tensor("tensor_scale", given, torch.float32, f" or one of {', '.join(TENSOR_SCALES)}")
@@ -354,18 +358,19 @@ def check_tensor_scale(given: torch.Tensor, shape: torch.Size, axis: int, format
         raise ValueError("tensor_scale holds a value that is not finite and > 0")
     if given.numel() == 1 and given.ndim <= 1:
         return given.reshape(())
-    sizes, axes = tuple(shape), len(shape)
+    sizes, axes, axis = grid.shape, len(grid.shape), grid.axis
     if axes == 3 and axis == -1 and given.shape == (sizes[0], 2) and sizes[1] % 2 == 0:
         given = given.repeat_interleave(sizes[1] // 2, dim=1)  # gate rows, then up rows
     if axes in (2, 3) and axis == -1 and given.shape == sizes[:-1]:
-        return given[..., None]
+        given = given[..., None]
     if axes >= 3 and given.shape == sizes[:1]:
         return given.reshape(-1, *[1] * (axes - 1))
     if given.ndim == axes and given.shape[axis] == 1 and all(a in (1, n) for a, n in zip(given.shape, sizes)):
+        _check_shared_rows(given, grid)
         return given
     raise ValueError(
         f"tensor_scale has shape {list(given.shape)}: expected a scalar, or one that broadcasts to {list(sizes)} "
-        f"with size 1 along axis {axis}, or [E] or [E, 2] for [E, rows, K]"
+        f"with size 1 along axis {axis}, or one a row, or [E] or [E, 2] for [E, rows, K]"
     )
 
 

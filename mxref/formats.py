@@ -188,6 +188,8 @@ class BlockFormat:
             raise ValueError(f"scale={self.scale.name!r}: expected powers of two without a zero, or a float format")
         if self.scale.nan_code is None:
             raise ValueError(f"scale={self.scale.name!r}: a scale needs a NaN code, for blocks that hold a NaN")
+        if self.scale.is_power_of_two and self.scale.min_exponent < -FLOAT_BIAS:
+            raise ValueError(f"scale={self.scale.name!r}: below 2^-{FLOAT_BIAS} a scale has no float32 reciprocal")
         if self.tensor_scale and self.scale.is_power_of_two:
             raise ValueError(f"{self.name}: a tensor scale goes with a scale that has mantissa bits")
         if self.element.kind == "float" and not (self.element.signed and self.element.zero):

@@ -130,7 +130,7 @@ def moe_experts(
     `round_per_slot`: dtype that each weighted slot term is rounded to. `expert_map`: int64 `[E_global]`, the
     local index of an expert or -1; slots of foreign experts are +0. `seed`: for a recipe with stochastic
     rounding; element (token, column) uses random word token * width + column. `semantics`: as in `matmul`;
-    with `dequantized`, operands are decoded to `x`'s dtype.
+    with `dequantized`, operands are decoded to the dtype of the rows: `x`'s, then the intermediate's.
 
     Order: quantize x -> product, alpha, bias13 -> round -> activation, round -> quantize -> product, alpha,
     bias2 -> times router weight in float32 -> from +0 add slots 0 ... k-1 in float32 -> round to `out_dtype`

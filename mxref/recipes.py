@@ -45,9 +45,8 @@ class Recipe:
     """How to choose scales and codes.
 
     `scale_rule`: `floor`, `even`, `ceil`, `rceil` for power-of-two scales; `amax` (amax / element max, rounded
-    to the scale format) for scales with a mantissa. `encode_order`, `decode_order`, `tensor_scale_direction`
-    and `scale_max` (largest block scale that a computed tensor scale aims at; None: the format's own)
-    matter for `amax` only.
+    to the scale format) for scales with a mantissa. `encode_order`, `decode_order` and `scale_max`
+    (largest block scale that a computed tensor scale aims at; None: the format's own) matter for `amax` only.
     `rounding`, `overflow`: of the elements, as in `encode`. `nan`: `poison` (the block decodes to NaN) or
     `raise`. `inf`: `nan` (as a NaN) or `saturate` (largest scale, largest element). `zero_block`: scale of an
     all-zero block, `zero_code` (code 0) or `one` (1.0). `negative_zero`: `keep`, `drop_quotient` (a zero
@@ -63,7 +62,6 @@ class Recipe:
     summary: str = ""
     encode_order: str = "nvidia"
     decode_order: str = "block_times_tensor"
-    tensor_scale_direction: str = "multiply"
     scale_max: float | None = None
     rounding: str = "nearest_even"
     overflow: str = "saturate"
@@ -80,7 +78,6 @@ class Recipe:
         check_choice("scale_rule", self.scale_rule, (*EXPONENT_RULES, "amax"))
         check_choice("encode_order", self.encode_order, tuple(ENCODE_ORDERS))
         check_choice("decode_order", self.decode_order, tuple(DECODE_ORDERS))
-        check_choice("tensor_scale_direction", self.tensor_scale_direction, ("multiply", "divide"))
         check_choice("rounding", self.rounding, ROUNDINGS)
         check_choice("overflow", self.overflow, OVERFLOWS)
         check_choice("nan", self.nan, ("poison", "raise"))
@@ -88,16 +85,17 @@ class Recipe:
         check_choice("zero_block", self.zero_block, ("zero_code", "one"))
         check_choice("negative_zero", self.negative_zero, ("keep", "drop_quotient", "drop"))
         check_choice("search", self.search, SEARCHES)
-        direction = "divide" if self.decode_order == "block_over_tensor" else "multiply"
-        if self.tensor_scale_direction != direction:
-            given = self.tensor_scale_direction
-            raise ValueError(f"tensor_scale_direction={given!r}: decode_order={self.decode_order!r} goes with {direction!r}")
         if not isinstance(self.block_rows, int) or self.block_rows < 1:
             raise ValueError(f"block_rows={self.block_rows!r}: expected an int >= 1")
         if self.search != "none" and (self.search == "mse") == (self.scale_rule == "amax"):
             raise ValueError(f"search={self.search!r} does not go with scale_rule={self.scale_rule!r}")
         if self.encode_order == "exact" and (self.rounding, self.negative_zero) != ("nearest_even", "keep"):
             raise ValueError("encode_order='exact' is defined with rounding='nearest_even' and negative_zero='keep' only")
+
+    @property
+    def tensor_scale_direction(self) -> str:
+        """What decoding does with a stored tensor scale: `multiply` or `divide`."""
+        return "divide" if self.decode_order == "block_over_tensor" else "multiply"
 
     def __str__(self) -> str:
         """The name and every field that differs from its default."""
@@ -109,9 +107,7 @@ class Recipe:
         return f"{self.name}({', '.join(shown)})"
 
 
-_VLLM_NVFP4 = dict(
-    decode_order="block_over_tensor", tensor_scale_direction="divide", inf="saturate", negative_zero="drop_quotient"
-)
+_VLLM_NVFP4 = dict(decode_order="block_over_tensor", inf="saturate", negative_zero="drop_quotient")
 
 RECIPES = by_name(
     Recipe("ocp", "floor", "OCP MX v1.0, 6.3: floor(log2 amax) - emax; the block maximum may saturate"),

@@ -257,8 +257,9 @@ def test_stochastic_nvfp4_activations(rng):
 
 @pytest.mark.parametrize("act", ["mxfp4", "mxfp8_e4m3", "nvfp4"])
 def test_dequantized_semantics(act, rng):
-    layer = layer_of(rng, "mxfp4", PLAIN[act], semantics="dequantized")
-    check(layer, tokens(rng), *routing(rng), "mxfp4")
+    for intermediate in (None, "float16", "float32"):
+        layer = layer_of(rng, "mxfp4", PLAIN[act], semantics="dequantized", intermediate_dtype=intermediate)
+        check(layer, tokens(rng), *routing(rng), "mxfp4")
 
 
 def test_tails_and_odd_sizes(rng):

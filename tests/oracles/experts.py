@@ -75,7 +75,7 @@ class Layer:
             return products.dequantized(row[None], weight.decoded(dtype), weight.block, bias)[0]
         q = self.act.quantize(row, stage, expert, token)
         if self.semantics == "dequantized":
-            return products.dequantized(q.decoded(self.dtype), weight.decoded(self.dtype), weight.block, bias)[0]
+            return products.dequantized(q.decoded(dtype), weight.decoded(dtype), weight.block, bias)[0]
         return products.blockwise(q, weight, bias)[0]
 
     def activate(self, y: np.ndarray, dtype: str) -> np.ndarray:
