@@ -1,24 +1,32 @@
 """Benchmarks: every record says what it ran on and against which floor; nothing is timed before it is checked."""
 
 import datetime
+import importlib.metadata
 import platform
 import subprocess
 
 import pytest
 import torch
 
+PEERS = ("torchao", "compressed-tensors")
+
 
 def pytest_benchmark_update_machine_info(config, machine_info):
-    """Versions and commit beside the machine."""
+    """Processor, versions, commit and date, and nothing else."""
+    cpu = machine_info["cpu"]
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    machine_info.clear()
     machine_info.update(
-        torch=torch.__version__,
+        device=cpu.get("brand_raw", platform.machine()),
+        cores=cpu.get("count"),
         threads=torch.get_num_threads(),
+        system=platform.system(),
+        python=platform.python_version(),
+        torch=torch.__version__,
+        **{name: importlib.metadata.version(name) for name in PEERS},
         commit=commit,
         date=datetime.date.today().isoformat(),
-        python=platform.python_version(),
     )
-    machine_info.pop("node", None)
 
 
 @pytest.fixture(scope="session")

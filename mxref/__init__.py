@@ -9,9 +9,21 @@ from mxref.matmul import block_dot, matmul
 from mxref.moe import combine, moe_experts, route
 from mxref.packing import from_layout, pack, to_layout, unpack
 from mxref.recipes import RECIPES, Hadamard, Recipe
+from mxref.registry import explain_dispatch, use
 
 __version__ = "0.1.0"
 
 __all__ = ["ELEMENT_FORMATS", "BLOCK_FORMATS", "RECIPES", "ElementFormat", "BlockFormat", "Recipe", "Hadamard"]
 __all__ += ["encode", "decode", "pack", "unpack", "to_layout", "from_layout", "BlockTensor", "quantize", "dequantize", "qdq"]
-__all__ += ["functions", "block_dot", "matmul", "route", "moe_experts", "combine", "explain", "Explanation"]
+__all__ += [
+    "functions",
+    "block_dot",
+    "matmul",
+    "route",
+    "moe_experts",
+    "combine",
+    "explain",
+    "Explanation",
+    "use",
+    "explain_dispatch",
+]

@@ -28,7 +28,7 @@ def encode_blocks(
     x = torch.where(poisoned[:, None], 0.0, x)
 
     best = None
-    for scales in _candidates(amax, format, recipe, tensor):
+    for _, scales in scale_candidates(amax, format, recipe, tensor):
         codes = _element_codes(x, scales, format, recipe, tensor, random_words)
         if recipe.search != "none":
             difference = x - decode_blocks(codes, scales, format, recipe, tensor.stored)
@@ -52,23 +52,25 @@ def decode_blocks(
     return decode_codes(codes, format.element) * factor[:, None]
 
 
-def _candidates(amax: torch.Tensor, format: BlockFormat, recipe: Recipe, tensor: TensorScale) -> Iterator[torch.Tensor]:
-    """Scale codes `[n]` to try, in the order in which ties are decided."""
+def scale_candidates(
+    amax: torch.Tensor, format: BlockFormat, recipe: Recipe, tensor: TensorScale
+) -> Iterator[tuple[float, torch.Tensor]]:
+    """(what multiplies the scale, scale codes `[n]`) to try for amax bits `[n]`, in the order in which ties are decided."""
     if recipe.scale_rule == "amax":
         order, largest = ENCODE_ORDERS[recipe.encode_order], amax.view(torch.float32)
         for stretch in (1.0, 1.5) if recipe.search.startswith("four_over_six") else (1.0,):
             if order.block_scale is None:
-                yield encode_quotient(largest, format.element.max / stretch * tensor.stored.double(), format.scale)
+                yield stretch, encode_quotient(largest, format.element.max / stretch * tensor.stored.double(), format.scale)
             else:
                 raw = order.block_scale(largest, tensor, format.element.max) * stretch
-                yield round_to_codes(raw.clamp(max=format.scale.max), format.scale)
+                yield stretch, round_to_codes(raw.clamp(max=format.scale.max), format.scale)
         return
     scales = scale_codes(amax, format.element, format.scale, recipe.scale_rule)
     scales = scales.masked_fill(amax == INF_BITS, format.scale.max_code)
-    yield scales
+    yield 1.0, scales
     if recipe.search == "mse":
-        yield torch.where(amax == 0, scales, (scales + 1).clamp(max=format.scale.max_code))
-        yield torch.where(amax == 0, scales, (scales - 1).clamp(min=0))
+        yield 2.0, torch.where(amax == 0, scales, (scales + 1).clamp(max=format.scale.max_code))
+        yield 0.5, torch.where(amax == 0, scales, (scales - 1).clamp(min=0))
 
 
 def _element_codes(

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from mxref.block_codec import decode_blocks, encode_blocks, rotate
-from mxref.elements import canonical, check_choice, check_codes, check_dtype, check_float, check_seed, check_tensor, philox
-from mxref.formats import BlockFormat, block_format
+from mxref.elements import canonical, check_codes, check_dtype, check_float, check_seed, check_tensor, philox
+from mxref.formats import BlockFormat, block_format, check_choice, check_number, check_type
 from mxref.grid import Grid
 from mxref.orders import ENCODE_ORDERS, TensorScale
 from mxref.packing import pack
@@ -44,7 +44,7 @@ class BlockTensor:
         object.__setattr__(self, "recipe", resolve_recipe(self.recipe, self.format))
         check_codes("codes", self.codes, self.format.element)
         check_codes("scales", self.scales, self.format.scale)
-        object.__setattr__(self, "axis", _negative_axis(self.axis, self.codes))
+        object.__setattr__(self, "axis", _blocked_axis("codes", self.codes, self.axis, self.recipe))
         expected = self._grid.scale_shape
         if tuple(self.scales.shape) != expected:
             raise ValueError(f"scales has shape {list(self.scales.shape)}: codes {list(self.shape)} need {list(expected)}")
@@ -130,8 +130,8 @@ def quantize(
     even and saturate unless it says otherwise. `tensor_scale`, for formats that have one: `per_tensor`
     (default), `per_row` (one a line along `axis`), `per_expert` (one an index of axis 0), `none`, or a float32
     tensor in the recipe's direction: a scalar, one that broadcasts to `x.shape` with size 1 along `axis`, one a
-    row (`[N]` for `[N, K]`), `[E]` or `[E, 2]` for `[E, 2 I, K]` (gate rows, then up rows). `seed` is for stochastic rounding: the element at
-    row-major index i of `x` uses random word i.
+    row (`[N]` for `[N, K]`), `[E]` or `[E, 2]` for `[E, 2 I, K]` (gate rows, then up rows). `seed` is for
+    stochastic rounding: the element at row-major index i of `x` uses random word i.
 
     A NaN makes its block decode to NaN and changes nothing else; so does an Inf unless the recipe saturates.
     Raises TypeError for another dtype; ValueError for unknown names, a recipe that does not fit the format, a
@@ -148,6 +148,12 @@ def quantize(
 def quantize_rows(x: torch.Tensor, row_ids: torch.Tensor, format, recipe, tensor_scale, seed) -> BlockTensor:
     """`quantize` of rows `[M, K]` taken out of a larger tensor: row m draws the random words of row `row_ids[m]` there."""
     return _quantize(_plan(x, format, recipe, tensor_scale, -1, seed, row_ids))
+
+
+def quantize_with_scale(x: torch.Tensor, format, recipe, tensor_scale, seed) -> tuple[BlockTensor, TensorScale]:
+    """`quantize` along the last axis, and the tensor scale that it used for each block."""
+    plan = _plan(x, format, recipe, tensor_scale, -1, seed)
+    return _quantize(plan), plan.tensor_scale
 
 
 def _quantize(plan: "_Plan") -> BlockTensor:
@@ -173,9 +179,12 @@ def dequantize(q: BlockTensor, dtype: torch.dtype = torch.float32) -> torch.Tens
     >>> dequantize(quantize(torch.tensor([7.0, 1.0, -0.2]), "mxfp4")).tolist()
     [6.0, 1.0, -0.0]
     """
-    if not isinstance(q, BlockTensor):
-        raise TypeError(f"q is a {type(q).__name__}: expected a BlockTensor")
+    check_type("q", q, BlockTensor)
     check_dtype("dtype", dtype)
+    return _dequantize(q, dtype)
+
+
+def _dequantize(q: BlockTensor, dtype: torch.dtype) -> torch.Tensor:
     grid = q._grid
     codes, scales = grid.to_blocks(q.codes), grid.scales_to_blocks(q.scales)
     stored = grid.scales_to_blocks(torch.ones((), device=q.device) if q.tensor_scale is None else q.tensor_scale)
@@ -205,22 +214,28 @@ def qdq(
     """
     check_choice("gradient", gradient, GRADIENTS)
     plan = _plan(x, format, recipe, tensor_scale, axis, seed)
-    return _StraightThrough.apply(x, plan, gradient) if x.requires_grad and torch.is_grad_enabled() else _qdq(plan, x.dtype)
+    if not (x.requires_grad and torch.is_grad_enabled()):
+        return _qdq(plan, x.dtype)
+
+    def without_gradients() -> torch.Tensor:  # the op again, so that a kernel may answer
+        return qdq(x.detach(), format, recipe=recipe, tensor_scale=tensor_scale, axis=axis, seed=seed)
+
+    return _StraightThrough.apply(x, without_gradients, plan, gradient)
 
 
 class _StraightThrough(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, plan, gradient):
+    def forward(ctx, x, without_gradients, plan, gradient):
         ctx.transform, ctx.axis = plan.recipe.transform, plan.grid.axis
         ctx.passes = rotate(x.float(), ctx.transform, ctx.axis).abs() <= _largest(plan) if gradient == "clipped" else None
-        return _qdq(plan, x.dtype)
+        return without_gradients()
 
     @staticmethod
     def backward(ctx, grad):
         if ctx.passes is not None:
             clipped = rotate(grad, ctx.transform, ctx.axis) * ctx.passes
             grad = rotate(clipped, ctx.transform, ctx.axis, inverse=True).to(grad.dtype)
-        return grad, None, None
+        return grad, None, None, None
 
 
 def _qdq(plan: "_Plan", dtype: torch.dtype) -> torch.Tensor:
@@ -235,7 +250,7 @@ def _largest(plan: "_Plan") -> torch.Tensor:
     """What each element would decode to, before a transform is undone, had it the largest code."""
     q, recipe = _quantize(plan), replace(plan.recipe, transform=None)
     codes = torch.full_like(q.codes, q.format.element.max_code)
-    return dequantize(_trusted(codes, q.scales, q.tensor_scale, q.format, recipe, q.axis))
+    return _dequantize(_trusted(codes, q.scales, q.tensor_scale, q.format, recipe, q.axis), torch.float32)
 
 
 def _gather(
@@ -283,15 +298,8 @@ def _plan(x, format, recipe, tensor_scale, axis, seed, row_ids=None) -> _Plan:
     check_float("x", x)
     format = block_format(format)
     recipe = resolve_recipe(recipe, format)
-    axis = _negative_axis(axis, x)
-    if recipe.block_rows > 1 and (x.ndim < 2 or axis not in (-1, -2)):
-        raise ValueError(f"recipe {recipe.name!r} has blocks of {recipe.block_rows} rows: expected axis -1 or -2 of >= 2")
-    if recipe.transform is not None and x.shape[axis] % recipe.transform.size:
-        raise ValueError(f"x {list(x.shape)}: the transform needs a multiple of {recipe.transform.size} along axis {axis}")
-    if recipe.rounding == "stochastic":
-        check_seed(seed)
-    elif seed is not None:
-        raise ValueError(f"seed={seed}: recipe {recipe.name!r} rounds {recipe.rounding}, which uses no seed")
+    axis = _blocked_axis("x", x, axis, recipe)
+    check_seed(seed, recipe.rounding)
     if recipe.nan == "raise" and x.isnan().any():
         raise ValueError(f"x holds NaN and recipe {recipe.name!r} has nan='raise'")
 
@@ -320,17 +328,11 @@ def _tensor_scale(
             return None
         if not format.tensor_scale:
             raise ValueError(f"tensor_scale={given!r}: {format.name} has no tensor scale")
+        if given == "per_row" and grid.block_rows > 1:
+            raise ValueError(f"tensor_scale='per_row': blocks of block_rows={grid.block_rows} rows must share it")
         largest = format.element.max * (recipe.scale_max or format.scale.max)
-        scale = order.from_amax(_finite_amax(blocks, given, grid), largest)
-    else:
-        scale = order.given(check_tensor_scale(given, grid, format).to(blocks.device))
-    _check_shared_rows(scale.stored, grid)
-    return scale
-
-
-def _check_shared_rows(tensor_scale: torch.Tensor, grid: Grid) -> None:
-    if grid.block_rows > 1 and tensor_scale.ndim and tensor_scale.shape[grid.row_axis] > 1:
-        raise ValueError(f"tensor_scale: rows that share a block scale (block_rows={grid.block_rows}) must share it too")
+        return order.from_amax(_finite_amax(blocks, given, grid), largest)
+    return order.given(check_tensor_scale(given, grid, format).to(blocks.device))
 
 
 def _finite_amax(blocks: torch.Tensor, granularity: str, grid: Grid) -> torch.Tensor:
@@ -353,9 +355,7 @@ def check_tensor_scale(given: torch.Tensor, grid: Grid, format: BlockFormat) -> 
     """A given tensor scale, shaped to broadcast to `grid.shape`; raises unless it is float32, finite, positive and fits."""
     if not format.tensor_scale:
         raise ValueError(f"tensor_scale is given: {format.name} has no tensor scale")
-    check_tensor("tensor_scale", given, torch.float32, f" or one of {', '.join(TENSOR_SCALES)}")
-    if not bool((given.isfinite() & (given > 0)).all()):
-        raise ValueError("tensor_scale holds a value that is not finite and > 0")
+    check_scale("tensor_scale", given, f" or one of {', '.join(TENSOR_SCALES)}")
     if given.numel() == 1 and given.ndim <= 1:
         return given.reshape(())
     sizes, axes, axis = grid.shape, len(grid.shape), grid.axis
@@ -366,7 +366,8 @@ def check_tensor_scale(given: torch.Tensor, grid: Grid, format: BlockFormat) -> 
     if axes >= 3 and given.shape == sizes[:1]:
         return given.reshape(-1, *[1] * (axes - 1))
     if given.ndim == axes and given.shape[axis] == 1 and all(a in (1, n) for a, n in zip(given.shape, sizes)):
-        _check_shared_rows(given, grid)
+        if not torch.equal(grid.first_row_of_block(given), given):
+            raise ValueError(f"tensor_scale: rows that share a block scale (block_rows={grid.block_rows}) must share it too")
         return given
     raise ValueError(
         f"tensor_scale has shape {list(given.shape)}: expected a scalar, or one that broadcasts to {list(sizes)} "
@@ -374,7 +375,22 @@ def check_tensor_scale(given: torch.Tensor, grid: Grid, format: BlockFormat) -> 
     )
 
 
-def _negative_axis(axis: int, x: torch.Tensor) -> int:
-    if not isinstance(axis, int) or not -x.ndim <= axis < x.ndim:
-        raise ValueError(f"axis={axis!r}: expected an axis of shape {list(x.shape)}")
-    return axis if axis < 0 else axis - x.ndim
+def check_scale(argument: str, given: torch.Tensor, others: str = "") -> None:
+    """Raise unless `given` is a float32 tensor of finite values > 0."""
+    check_tensor(argument, given, torch.float32, others=others)
+    valid = given.isfinite() & (given > 0)
+    if not valid.all():
+        raise ValueError(f"{argument} holds {given[~valid][0].item()}: expected finite values > 0")
+
+
+def _blocked_axis(argument: str, x: torch.Tensor, axis: int, recipe: Recipe) -> int:
+    """`axis`, negative; raises unless `x` has it and `recipe` can block `x` along it."""
+    shape = list(x.shape)
+    check_number("axis", axis, -x.ndim, x.ndim - 1, f"an axis of {argument} {shape}, an int")
+    axis = axis if axis < 0 else axis - x.ndim
+    if recipe.block_rows > 1 and (x.ndim < 2 or axis not in (-1, -2)):
+        expected = f"one of the last two axes: recipe {recipe.name!r} has blocks of {recipe.block_rows} rows"
+        raise ValueError(f"axis={axis} of {argument} {shape}: expected {expected}")
+    if recipe.transform is not None and shape[axis] % recipe.transform.size:
+        raise ValueError(f"{argument} {shape}: the transform needs a multiple of {recipe.transform.size} along axis {axis}")
+    return axis

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import torch
 
-from mxref.formats import FLOAT_BIAS, FLOAT_MANTISSA_BITS, ElementFormat, element_format
+from mxref.formats import FLOAT_BIAS, FLOAT_MANTISSA_BITS, ElementFormat, check_choice, check_number, element_format
 from mxref.registry import op
 
 ROUNDINGS = ("nearest_even", "toward_zero", "ties_away", "away_from_zero", "stochastic")
@@ -41,7 +41,7 @@ def encode(
 
     Raises TypeError for another dtype; ValueError for an unknown name, a NaN where the format has
     none, a negative value where it has no sign, `special` where it has neither Inf nor NaN, or a
-    missing seed. Source: OCP MX v1.0, 5.3 (round to nearest, ties to even; saturate); OFP8 v1.0, 5.2.
+    seed that is missing or not used. Source: OCP MX v1.0, 5.3 (round to nearest, ties to even; saturate); OFP8 v1.0, 5.2.
 
     >>> encode(torch.tensor([0.25, 0.75, 5.0, -0.1, 1e9]), "e2m1").tolist()
     [0, 2, 6, 8, 7]
@@ -50,6 +50,7 @@ def encode(
     check_float("x", x)
     check_choice("rounding", rounding, ROUNDINGS)
     check_choice("overflow", overflow, OVERFLOWS)
+    check_seed(seed, rounding)
     if overflow == "special" and element.specials == "none":
         raise ValueError(f"overflow='special': {element.name} has neither Inf nor NaN; expected 'saturate'")
     x = x.detach().float()
@@ -59,7 +60,7 @@ def encode(
         raise ValueError(f"x holds negative values, which {element.name} cannot represent")
     random_words = None
     if rounding == "stochastic":
-        random_words = philox(check_seed(seed), torch.arange(x.numel(), device=x.device).reshape(x.shape))
+        random_words = philox(seed, torch.arange(x.numel(), device=x.device).reshape(x.shape))
     codes = round_to_codes(x, element, rounding, overflow, random_words)
     if element.nan_code is not None:
         codes = torch.where(x.isnan(), element.nan_code, codes)
@@ -231,32 +232,30 @@ def _multiply_words(a: torch.Tensor, b: int) -> tuple[torch.Tensor, torch.Tensor
     return ((high & 0xFFFF) << 16) | (low & 0xFFFF), high >> 16
 
 
-def check_choice(argument: str, given: str, known: tuple[str, ...]) -> None:
-    """Raise ValueError unless `given` is one of `known`."""
-    if given not in known:
-        raise ValueError(f"{argument}={given!r}: expected one of {', '.join(known)}")
+def check_tensor(argument: str, given: torch.Tensor, *dtypes: torch.dtype, others: str = "") -> None:
+    """Raise TypeError unless `given` is a dense tensor of one of `dtypes`, or of any where none is named."""
+    if not isinstance(given, torch.Tensor):
+        found = f"type {type(given).__name__}"
+    elif given.layout != torch.strided:
+        found = f"layout {given.layout}"
+    elif dtypes and given.dtype not in dtypes:
+        found = f"dtype {given.dtype}"
+    else:
+        return
+    wanted = f" of {' or '.join(map(str, dtypes))}" if dtypes else ""
+    raise TypeError(f"{argument} has {found}: expected a dense torch.Tensor{wanted}{others}")
 
 
 def check_float(argument: str, x: torch.Tensor) -> None:
-    """Raise TypeError unless `x` is a float32, bfloat16 or float16 tensor."""
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{argument} is a {type(x).__name__}: expected a torch.Tensor")
-    if x.dtype not in FLOAT_DTYPES:
-        hint = " (rounding float64 to float32 first would round twice)" if x.dtype == torch.float64 else ""
-        raise TypeError(f"{argument} has dtype {x.dtype}: expected float32, bfloat16 or float16{hint}")
+    """Raise TypeError unless `x` is a dense float32, bfloat16 or float16 tensor."""
+    wide = isinstance(x, torch.Tensor) and x.dtype == torch.float64
+    check_tensor(argument, x, *FLOAT_DTYPES, others=" (rounding float64 to float32 first would round twice)" * wide)
 
 
 def check_dtype(argument: str, dtype: torch.dtype) -> None:
     """Raise TypeError unless `dtype` is float32, bfloat16 or float16."""
     if dtype not in FLOAT_DTYPES:
         raise TypeError(f"{argument}={dtype}: expected torch.float32, torch.bfloat16 or torch.float16")
-
-
-def check_tensor(argument: str, tensor: torch.Tensor, dtype: torch.dtype, others: str = "") -> None:
-    """Raise TypeError unless `tensor` is a tensor of `dtype`."""
-    if not isinstance(tensor, torch.Tensor) or tensor.dtype != dtype:
-        given = tensor.dtype if isinstance(tensor, torch.Tensor) else type(tensor).__name__
-        raise TypeError(f"{argument} is {given}: expected a {dtype} tensor{others}")
 
 
 def check_codes(argument: str, codes: torch.Tensor, element: ElementFormat) -> None:
@@ -266,12 +265,9 @@ def check_codes(argument: str, codes: torch.Tensor, element: ElementFormat) -> N
         raise ValueError(f"{argument} holds {int(codes.max())}: {element.name} has codes 0 to {element.code_count - 1}")
 
 
-def check_seed(seed: int | None) -> int:
-    """Raise unless `seed` is an int of at most 64 bits."""
-    if seed is None:
-        raise ValueError("seed=None: rounding='stochastic' needs seed=<int>")
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise TypeError(f"seed={seed!r}: expected an int")
-    if not 0 <= seed < 1 << 64:
-        raise ValueError(f"seed={seed}: expected 0 <= seed < 2**64")
-    return seed
+def check_seed(seed: int | None, rounding: str) -> None:
+    """Raise unless `seed` is an int of at most 64 bits where `rounding` is stochastic, and None where it is not."""
+    if (seed is None) == (rounding == "stochastic"):
+        raise ValueError(f"seed={seed!r}: rounding={rounding!r} {'needs an int' if seed is None else 'uses no seed'}")
+    if seed is not None:
+        check_number("seed", seed, 0, (1 << 64) - 1, "an int with 0 <= seed < 2**64")

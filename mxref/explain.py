@@ -6,11 +6,12 @@ from fractions import Fraction
 
 import torch
 
-from mxref.blocks import BlockTensor, dequantize, quantize
+from mxref.block_codec import scale_candidates
+from mxref.blocks import BlockTensor, dequantize, quantize_with_scale
 from mxref.elements import check_float, decode_codes
 from mxref.formats import BlockFormat, ElementFormat, block_format
-from mxref.orders import ENCODE_ORDERS
-from mxref.recipes import Recipe
+from mxref.orders import ENCODE_ORDERS, TensorScale
+from mxref.recipes import Recipe, resolve_recipe
 from mxref.registry import op
 
 _ROW = "{:>14} {:>14} {:>9} {:>9}  {:<9} {:<14} {:>9} {:>14} {:>11}"
@@ -92,12 +93,12 @@ def explain(
     format = block_format(format)
     if x.ndim != 1 or not 1 <= x.numel() <= format.block_size:
         raise ValueError(f"x has shape {list(x.shape)}: expected one block, [1 to {format.block_size}]")
+    recipe = resolve_recipe(recipe, format)
+    if recipe.block_rows > 1 or recipe.transform is not None:
+        raise ValueError(f"recipe {recipe.name!r} spans rows or transforms: there is no single block to explain")
     x = x.detach().cpu()
-    q = quantize(x, format, recipe=recipe, tensor_scale=tensor_scale, seed=seed)
-    if q.recipe.block_rows > 1 or q.recipe.transform is not None:
-        raise ValueError(f"recipe {q.recipe.name!r} spans rows or transforms: there is no single block to explain")
-    scale = decode_codes(q.scales, format.scale)[0]
-    raw_scale, numerators, divisor = _steps(x.float(), q, scale)
+    q, tensor = quantize_with_scale(x, format, recipe, tensor_scale, seed)
+    raw_scale, numerators, divisor = _steps(x.float(), q, tensor)
     quotients = [_quotient(numerator, divisor) for numerator in numerators.tolist()]
     columns = x.tolist(), quotients, q.codes.tolist(), dequantize(q).tolist()
     return Explanation(
@@ -107,26 +108,29 @@ def explain(
         tensor_scale=None if q.tensor_scale is None else float(q.tensor_scale),
         raw_scale=raw_scale,
         scale_code=int(q.scales[0]),
-        scale=float(scale),
+        scale=format.scale.values[int(q.scales[0])],
         elements=tuple(_element_step(*row, format.element) for row in zip(*columns)),
     )
 
 
-def _steps(x: torch.Tensor, q: BlockTensor, scale: torch.Tensor) -> tuple[float | None, torch.Tensor, float]:
+def _steps(x: torch.Tensor, q: BlockTensor, tensor: TensorScale) -> tuple[float | None, torch.Tensor, float]:
     """The scale before rounding (None for a power of two), and what is divided by what before it is rounded to codes."""
+    scale = decode_codes(q.scales, q.format.scale)
     if q.format.scale.is_power_of_two:
         return None, x, float(scale)
-    order = ENCODE_ORDERS[q.recipe.encode_order]
-    tensor = order.given(torch.ones(()) if q.tensor_scale is None else q.tensor_scale)
-    amax, largest = x.abs().max(), q.format.element.max
+    order, amax, largest = ENCODE_ORDERS[q.recipe.encode_order], x.abs().max(), q.format.element.max
+    candidates = scale_candidates(amax.view(1).view(torch.int32), q.format, q.recipe, tensor)
+    stretch = next((stretch for stretch, code in candidates if code == q.scales), 1.0)  # no candidate is NaN
     if order.block_scale is None:
-        return float(amax) / (largest * float(tensor.stored)), x, float(scale.double() * tensor.stored.double())
-    return float(order.block_scale(amax, tensor, largest)), x * order.multiplier(scale, tensor), 1.0
+        return stretch * float(amax) / (largest * float(tensor.stored)), x, float(scale.double() * tensor.stored.double())
+    return float(order.block_scale(amax, tensor, largest) * stretch), x * order.multiplier(scale, tensor), 1.0
 
 
 def _quotient(numerator: float, divisor: float) -> Fraction | float:
-    """Exact, or a float where it is not finite."""
-    if divisor and math.isfinite(numerator) and math.isfinite(divisor):
+    """Exact, or a float where it is not finite; 0 where the scale is 0, as are all codes then."""
+    if divisor == 0:
+        return math.copysign(0.0, numerator)
+    if math.isfinite(numerator) and math.isfinite(divisor):
         return Fraction(numerator) / Fraction(divisor)
     return float(torch.tensor(numerator) / torch.tensor(divisor))
 

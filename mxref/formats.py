@@ -12,6 +12,7 @@ a name does:
 """
 
 import math
+import numbers
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
@@ -25,6 +26,38 @@ FLOAT_MAX, FLOAT_SMALLEST = float.fromhex("0x1.fffffep127"), float.fromhex("0x1p
 def by_name(*rows: Record) -> dict[str, Record]:
     """A table of records, each under its own name."""
     return {row.name: row for row in rows}
+
+
+def look_up(argument: str, given: str | Record, table: dict[str, Record], record: type[Record]) -> Record:
+    """The record that `given` names in `table`, or `given` itself."""
+    if isinstance(given, record):
+        return given
+    if isinstance(given, str) and given in table:
+        return table[given]
+    raise ValueError(f"{argument}={given!r}: expected one of {', '.join(table)}, or a {record.__name__} record")
+
+
+def check_type(argument: str, given: object, kind: type) -> None:
+    """Raise TypeError unless `given` is a `kind`."""
+    if not isinstance(given, kind):
+        raise TypeError(f"{argument} has type {type(given).__name__}: expected {kind.__name__}")
+
+
+def check_choice(argument: str, given: str | int, known: tuple[str, ...] | tuple[int, ...]) -> None:
+    """Raise ValueError unless `given` is one of `known`."""
+    if not isinstance(given, type(known[0])) or given not in known:
+        raise ValueError(f"{argument}={given!r}: expected one of {', '.join(map(str, known))}")
+
+
+def check_number(argument: str, given: float, low: float, high: float = math.inf, expected: str = "") -> None:
+    """Raise TypeError unless `given` is a number (an int where `low` is one), ValueError unless it is in `low` to `high`."""
+    kind, name = (int, "an int") if isinstance(low, int) else (numbers.Real, "a number")
+    within = f">= {low}" if high == math.inf else f"from {low} to {high}"
+    message = f"{argument}={given!r}: expected {expected or f'{name} {within}'}"
+    if isinstance(given, bool) or not isinstance(given, kind):
+        raise TypeError(message)
+    if not low <= given <= high:
+        raise ValueError(message)
 
 
 @dataclass(frozen=True)
@@ -49,12 +82,13 @@ class ElementFormat:
     source: str = field(default="", compare=False)
 
     def __post_init__(self):
-        if self.kind not in ("float", "integer"):
-            raise ValueError(f"kind={self.kind!r}: expected 'float' or 'integer'")
-        if self.specials not in ("none", "nan", "ieee"):
-            raise ValueError(f"specials={self.specials!r}: expected 'none', 'nan' or 'ieee'")
-        if min(self.exponent_bits, self.mantissa_bits) < 0 or not 1 <= self.bits <= 8:
-            raise ValueError(f"{self.name}: exponent_bits and mantissa_bits must be >= 0 and the total 1 to 8 bits")
+        check_choice("kind", self.kind, ("float", "integer"))
+        check_choice("specials", self.specials, ("none", "nan", "ieee"))
+        check_number("exponent_bits", self.exponent_bits, 0)
+        check_number("mantissa_bits", self.mantissa_bits, 0)
+        check_number("bias", self.bias, -2 * FLOAT_BIAS, 2 * FLOAT_BIAS, "an int with which float32 holds every value")
+        if not 1 <= self.bits <= 8:
+            raise ValueError(f"{self.name} has {self.bits} bits: expected 1 to 8 bits of sign, exponent and mantissa")
         if self.kind == "integer" and (self.exponent_bits or self.specials != "none" or not (self.signed and self.zero)):
             raise ValueError(f"{self.name}: an integer format is signed and has no exponent bits and no specials")
         if self.kind == "float" and self.exponent_bits == 0:
@@ -182,8 +216,9 @@ class BlockFormat:
     source: str = field(default="", compare=False)
 
     def __post_init__(self):
-        if self.block_size < 1:
-            raise ValueError(f"block_size={self.block_size}: expected an integer >= 1")
+        check_type("element", self.element, ElementFormat)
+        check_type("scale", self.scale, ElementFormat)
+        check_number("block_size", self.block_size, 1)
         if not self.scale.is_power_of_two and not (self.scale.kind == "float" and self.scale.mantissa_bits):
             raise ValueError(f"scale={self.scale.name!r}: expected powers of two without a zero, or a float format")
         if self.scale.nan_code is None:
@@ -233,20 +268,11 @@ BLOCK_FORMATS = by_name(
 )
 
 
-def look_up(argument: str, given: str | Record, table: dict[str, Record], record: type[Record]) -> Record:
-    """The record that `given` names in `table`, or `given` itself."""
-    if isinstance(given, record):
-        return given
-    if isinstance(given, str) and given in table:
-        return table[given]
-    raise ValueError(f"{argument}={given!r}: expected one of {', '.join(table)}, or a {record.__name__} record")
-
-
-def element_format(element: str | ElementFormat) -> ElementFormat:
+def element_format(element: str | ElementFormat, argument: str = "element") -> ElementFormat:
     """The record that `element` names, or `element` itself; ValueError lists the known names."""
-    return look_up("element", element, ELEMENT_FORMATS, ElementFormat)
+    return look_up(argument, element, ELEMENT_FORMATS, ElementFormat)
 
 
-def block_format(format: str | BlockFormat) -> BlockFormat:
+def block_format(format: str | BlockFormat, argument: str = "format") -> BlockFormat:
     """The record that `format` names, or `format` itself; ValueError lists the known names."""
-    return look_up("format", format, BLOCK_FORMATS, BlockFormat)
+    return look_up(argument, format, BLOCK_FORMATS, BlockFormat)

@@ -2,8 +2,8 @@
 
 Library exponentials differ between devices, vector widths and versions; these do not, because each
 is a stated sequence of additions, multiplications and divisions, every one rounded to nearest even.
-Accuracy against exact values: exp 0.99 ulp, sigmoid 2.4 ulp, silu 3.2 ulp; bfloat16(silu) is the
-correctly rounded value for every finite bfloat16.
+Accuracy against exact values: exp 0.99 ulp, sigmoid 2.4 ulp, silu 3.2 ulp for x >= -87
+(below, sigmoid is subnormal); bfloat16(silu) is the correctly rounded value for every finite bfloat16.
 
 All functions take float32, bfloat16 or float16 of any shape, compute in float32 and round once to
 the input's dtype. NaN gives the canonical NaN. They raise TypeError for other dtypes.
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from mxref.elements import canonical, check_float, ldexp
+from mxref.formats import FLOAT_MAX, check_number
 from mxref.registry import op
 
 
@@ -135,11 +136,13 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 def swiglu_oai(gate: torch.Tensor, up: torch.Tensor, alpha: float = 1.702, limit: float = 7.0) -> torch.Tensor:
     """gpt-oss's gate: with g = min(gate, limit) and u = clamp(up, -limit, limit), (g * sigmoid(alpha * g)) * (u + 1).
 
-    Only the upper side of the gate is clamped. Shapes and dtypes must agree.
+    Only the upper side of the gate is clamped. Shapes and dtypes must agree; `alpha` is finite, `limit` not negative.
 
     >>> swiglu_oai(torch.tensor([8.0]), torch.tensor([9.0])).tolist()
     [55.99962615966797]
     """
+    check_number("alpha", alpha, -FLOAT_MAX, FLOAT_MAX, "a finite number")
+    check_number("limit", limit, 0.0)
     g, u = _widen(gate=gate, up=up)
     g = torch.where(g > limit, limit, g)
     u = torch.where(u > limit, limit, u)

@@ -90,8 +90,21 @@ class Grid:
         return scales.reshape(_moved(self.scale_shape, self.axis)).movedim(-1, self.axis).contiguous()
 
     def scales_to_blocks(self, scales: torch.Tensor) -> torch.Tensor:
-        """The inverse of `scales_from_blocks`, for all that broadcasts to `scale_shape`."""
+        """The inverse of `scales_from_blocks`, for all that broadcasts to `scale_shape`, and for one value a row."""
+        if self._has_rows(scales):
+            scales = scales.unfold(self.row_axis, 1, self.block_rows)[..., 0]
         return scales.expand(self.scale_shape).movedim(self.axis, -1).reshape(-1)
+
+    def first_row_of_block(self, scales: torch.Tensor) -> torch.Tensor:
+        """One value a row, replaced by that of the first row in the same block; other shapes unchanged."""
+        if not self._has_rows(scales):
+            return scales
+        rows = torch.arange(scales.shape[self.row_axis], device=scales.device)
+        return scales.index_select(self.row_axis, rows // self.block_rows * self.block_rows)
+
+    def _has_rows(self, scales: torch.Tensor) -> bool:
+        """Whether blocks span several rows, each of which has a value."""
+        return self.block_rows > 1 and scales.ndim > 1 and 1 < scales.shape[self.row_axis] == self.shape[self.row_axis]
 
 
 def _moved(shape: tuple[int, ...], axis: int) -> list[int]:

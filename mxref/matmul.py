@@ -15,8 +15,8 @@ from math import ceil, log2
 import torch
 
 from mxref.blocks import BlockTensor, dequantize
-from mxref.elements import canonical, check_choice, check_codes, check_dtype, check_float, decode_codes, ldexp, reciprocal
-from mxref.formats import ElementFormat, element_format
+from mxref.elements import canonical, check_codes, check_dtype, check_float, decode_codes, ldexp, reciprocal
+from mxref.formats import ElementFormat, check_choice, check_type, element_format
 from mxref.registry import op
 
 SEMANTICS = ("blockwise", "dequantized")
@@ -50,7 +50,7 @@ def block_dot(
     >>> block_dot(codes, codes, "e2m1", "e2m1").item()
     72.25
     """
-    a_element, b_element = element_format(a_element), element_format(b_element)
+    a_element, b_element = element_format(a_element, "a_element"), element_format(b_element, "b_element")
     check_codes("a_codes", a_codes, a_element)
     check_codes("b_codes", b_codes, b_element)
     if a_codes.ndim != 2 or b_codes.ndim != 2 or a_codes.shape[1] != b_codes.shape[1]:
@@ -106,15 +106,13 @@ def matmul(
 
 
 def _check_operands(a: BlockTensor | torch.Tensor, b: BlockTensor, bias: torch.Tensor | None) -> None:
-    if not isinstance(b, BlockTensor):
-        raise TypeError(f"b is a {type(b).__name__}: expected a BlockTensor")
-    if not isinstance(a, BlockTensor):
+    check_operand("b", b)
+    if isinstance(a, BlockTensor):
+        check_operand("a", a)
+    else:
         check_float("a", a)
     if b.ndim != 2 or a.ndim < 2 or a.shape[-1] != b.shape[-1]:
         raise ValueError(f"a {list(a.shape)} and b {list(b.shape)}: expected [..., M, K] and [N, K] with the same K")
-    for name, operand in (("a", a), ("b", b)):
-        if isinstance(operand, BlockTensor) and operand.axis != -1:
-            raise ValueError(f"{name} is blocked along axis {operand.axis}: expected the last, along which the product sums")
     if isinstance(a, BlockTensor):
         sizes = sorted((a.format.block_size, b.format.block_size))
         if sizes[1] % sizes[0]:
@@ -124,6 +122,13 @@ def _check_operands(a: BlockTensor | torch.Tensor, b: BlockTensor, bias: torch.T
     if a.device != b.device:
         raise ValueError(f"a is on {a.device}, b on {b.device}: expected one device")
     check_bias("bias", bias, b)
+
+
+def check_operand(argument: str, operand: BlockTensor) -> None:
+    """Raise unless `operand` is a BlockTensor blocked along its last axis."""
+    check_type(argument, operand, BlockTensor)
+    if operand.axis != -1:
+        raise ValueError(f"{argument} is blocked along axis {operand.axis}: expected the last, along which the product sums")
 
 
 def check_bias(argument: str, bias: torch.Tensor | None, weight: BlockTensor) -> None:

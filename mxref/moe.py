@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import torch
 from einops import rearrange
 
-from mxref.blocks import BlockTensor, dequantize, quantize_rows
-from mxref.elements import canonical, check_choice, check_dtype, check_float, sum_in_order
-from mxref.formats import BlockFormat, block_format
+from mxref.blocks import BlockTensor, check_scale, dequantize, quantize_rows
+from mxref.elements import canonical, check_dtype, check_float, check_seed, check_tensor, sum_in_order
+from mxref.formats import FLOAT_MAX, BlockFormat, block_format, check_choice, check_number
 from mxref.functions import exp, gelu_tanh, relu2, sigmoid, silu, swiglu, swiglu_oai
-from mxref.matmul import SEMANTICS, check_bias, matmul
-from mxref.recipes import Recipe
+from mxref.matmul import SEMANTICS, check_bias, check_operand, matmul
+from mxref.recipes import Recipe, resolve_recipe
 from mxref.registry import op
 
 SCORINGS = ("softmax", "softmax_after_topk", "sigmoid")
@@ -61,8 +61,8 @@ def route(
     ties to the lower id, and weights float32 `[T, k]`. `scoring`: `softmax` over all experts, `softmax_after_topk`
     over the chosen ones (gpt-oss), `sigmoid` (DeepSeek-V3). `correction_bias`: `[E]`, added to the scores for
     choosing only. `renormalize`: divide by the sum of the chosen weights. Then times `scaling_factor`.
-    exp is `mxref.functions.exp`; sums run in ascending order in float32. Raises ValueError for NaN logits or
-    `k` outside 1 to E.
+    exp is `mxref.functions.exp`; sums run in ascending order in float32. A logit of -Inf masks
+    an expert; raises ValueError where a token's largest logit is not finite, and for `k` outside 1 to E.
 
     >>> ids, weights = route(torch.tensor([[0.0, 3.0, 3.0]]), 2)
     >>> ids.tolist(), weights.tolist()
@@ -70,10 +70,16 @@ def route(
     """
     check_float("logits", logits)
     check_choice("scoring", scoring, SCORINGS)
-    if logits.ndim != 2 or not 1 <= k <= logits.shape[1]:
-        raise ValueError(f"logits {list(logits.shape)}, k={k}: expected [T, E] and 1 <= k <= E")
-    if logits.isnan().any():
-        raise ValueError("logits hold NaN")
+    if logits.ndim != 2:
+        raise ValueError(f"logits has shape {list(logits.shape)}: expected [T, E]")
+    check_number("k", k, 1, logits.shape[1], f"an int, 1 <= k <= E, with logits {list(logits.shape)}")
+    check_number("scaling_factor", scaling_factor, -FLOAT_MAX, FLOAT_MAX, "a finite number")
+    if not logits.amax(-1).isfinite().all():
+        raise ValueError("logits hold NaN or Inf, or -Inf for all experts: expected a finite largest logit for each token")
+    if correction_bias is not None:
+        check_float("correction_bias", correction_bias)
+        if correction_bias.shape != logits.shape[1:] or correction_bias.isnan().any():
+            raise ValueError(f"correction_bias {list(correction_bias.shape)}: expected {list(logits.shape[1:])} without NaN")
     logits = logits.float()
 
     def softmax(x):
@@ -205,9 +211,8 @@ def _activate(products: torch.Tensor, activation: str, gate_up: str) -> torch.Te
 
 def _check_layer(x, w13, w2, bias13, bias2, activation: str) -> None:
     check_float("x", x)
-    for name, weight in (("w13", w13), ("w2", w2)):
-        if not isinstance(weight, BlockTensor):
-            raise TypeError(f"{name} is a {type(weight).__name__}: expected a BlockTensor")
+    check_operand("w13", w13)
+    check_operand("w2", w2)
     parts = 2 if ACTIVATIONS[activation].gated else 1
     experts, hidden, width = w2.shape if w2.ndim == 3 else (0, 0, 0)
     if x.ndim != 2 or x.shape[1] != hidden or w13.shape != (experts, parts * width, hidden):
@@ -220,13 +225,14 @@ def _check_layer(x, w13, w2, bias13, bias2, activation: str) -> None:
 
 
 def _check_routing(ids, weights, expert_map, tokens: int, experts: int) -> None:
-    if ids.dtype not in (torch.int64, torch.int32) or weights.dtype != torch.float32:
-        raise TypeError(f"topk_ids {ids.dtype}, topk_weights {weights.dtype}: expected int64 or int32, and float32")
+    check_tensor("topk_ids", ids, torch.int64, torch.int32)
+    check_tensor("topk_weights", weights, torch.float32)
     if ids.ndim != 2 or ids.shape != weights.shape or len(ids) != tokens or ids.shape[1] < 1:
         raise ValueError(f"topk_ids {list(ids.shape)}, topk_weights {list(weights.shape)}: expected [T, k], T={tokens}")
     if expert_map is not None:
-        if expert_map.dtype != torch.int64 or expert_map.ndim != 1:
-            raise TypeError("expert_map: expected int64 [E_global]")
+        check_tensor("expert_map", expert_map, torch.int64)
+        if expert_map.ndim != 1:
+            raise ValueError(f"expert_map has shape {list(expert_map.shape)}: expected [E_global]")
         _check_range("expert_map", expert_map, -1, experts, f"local indices below E={experts}, or -1")
     count = experts if expert_map is None else len(expert_map)
     _check_range("topk_ids", ids, 0, count, f"0 to {count - 1}")
@@ -239,22 +245,25 @@ def _check_range(argument: str, ids: torch.Tensor, lowest: int, end: int, expect
 
 def _activation_scales(format, scales, recipe, seed, experts: int) -> dict[str, str | torch.Tensor | None]:
     """What `quantize_rows` takes as the tensor scale at each quantization point."""
-    if format is None and not (scales is None and recipe is None and seed is None):
-        raise ValueError("act_tensor_scales, act_recipe and seed need act_format: without it nothing is quantized")
-    if format is None or not block_format(format).tensor_scale:
-        if scales is not None:
-            raise ValueError(f"act_tensor_scales: {block_format(format).name} has no tensor scale")
+    if format is None:
+        if not (scales is None and recipe is None and seed is None):
+            raise ValueError("act_tensor_scales, act_recipe and seed need act_format: without it nothing is quantized")
         return dict.fromkeys(QUANTIZATION_POINTS)
+    format = block_format(format, "act_format")
+    check_seed(seed, resolve_recipe(recipe, format, "act_recipe").rounding)
     if scales is None:
-        return dict.fromkeys(QUANTIZATION_POINTS, "per_row")
+        return dict.fromkeys(QUANTIZATION_POINTS, "per_row" if format.tensor_scale else None)
+    if not format.tensor_scale:
+        raise ValueError(f"act_tensor_scales is given: {format.name} has no tensor scale")
     if isinstance(scales, str):
         check_choice("act_tensor_scales", scales, ("per_tensor",))
         return dict.fromkeys(QUANTIZATION_POINTS, scales)
     if not isinstance(scales, (tuple, list)) or len(scales) != len(QUANTIZATION_POINTS):
-        raise ValueError("act_tensor_scales: expected None, 'per_tensor' or a pair (for x, for the intermediate)")
+        raise ValueError(f"act_tensor_scales is a {type(scales).__name__}: expected 'per_tensor' or a pair of tensors")
     for scale in scales:
-        if not isinstance(scale, torch.Tensor) or tuple(scale.shape) not in ((), (1,), (experts,)):
-            raise ValueError(f"act_tensor_scales: expected two float32 tensors, each a scalar or [E] with E={experts}")
+        check_scale("act_tensor_scales", scale)
+        if tuple(scale.shape) not in ((), (1,), (experts,)):
+            raise ValueError(f"act_tensor_scales has shape {list(scale.shape)}: expected a scalar or [E] with E={experts}")
     return dict(zip(QUANTIZATION_POINTS, scales))
 
 
@@ -269,13 +278,12 @@ def combine(slot_terms: torch.Tensor | Sequence[torch.Tensor], *, out_dtype: tor
     >>> combine(torch.tensor([[[1.0], [2.0]]])).tolist()
     [[3.0]]
     """
-    ranks = [slot_terms] if isinstance(slot_terms, torch.Tensor) else list(slot_terms)
+    ranks = list(slot_terms) if isinstance(slot_terms, Sequence) else [slot_terms]
     check_dtype("out_dtype", out_dtype)
     for terms in ranks:
-        if not isinstance(terms, torch.Tensor) or terms.dtype != torch.float32 or terms.ndim != 3:
-            raise TypeError("slot_terms: expected float32 tensors [T, k, H]")
-        if terms.shape != ranks[0].shape:
-            raise ValueError(f"slot_terms have shapes {list(ranks[0].shape)} and {list(terms.shape)}: expected the same")
+        check_tensor("slot_terms", terms, torch.float32, others=", or a sequence of them")
+        if terms.ndim != 3 or terms.shape != ranks[0].shape:
+            raise ValueError(f"slot_terms has shape {list(terms.shape)}: expected [T, k, H] like {list(ranks[0].shape)}")
     if not ranks:
         raise ValueError("slot_terms is empty: expected at least one rank's terms")
     merged = functools.reduce(torch.add, ranks)  # exact: at most one of them is not zero

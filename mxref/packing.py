@@ -4,13 +4,15 @@ A layout is always named by the caller and never guessed from a shape. What user
 the logical shape with one code a byte; only what this file returns has a stored shape.
 """
 
+from collections.abc import Sequence
 from math import ceil, gcd, prod
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 
-from mxref.elements import check_choice, check_tensor
+from mxref.elements import check_tensor
+from mxref.formats import check_choice, check_number, check_type
 from mxref.registry import op
 
 _TILE_ROWS, _TILE_COLUMNS = 128, 4
@@ -61,8 +63,9 @@ def unpack(packed: torch.Tensor, bits: int, count: int) -> torch.Tensor:
     [2, 7, 9, 5]
     """
     _check_bytes("packed", packed, bits)
+    check_number("count", count, 0)
     length = ceil(count * bits / 8)
-    if count < 0 or packed.shape[-1] != length:
+    if packed.shape[-1] != length:
         raise ValueError(f"packed has {packed.shape[-1]} bytes a row: {count} codes of {bits} bits take {length}")
     spare = length * 8 - count * bits
     if spare and packed.numel() and int(packed[..., -1].max()) >> (8 - spare):
@@ -119,7 +122,10 @@ def from_layout(data: torch.Tensor, layout: str, shape: tuple[int, ...]) -> torc
     >>> torch.equal(from_layout(to_layout(scales, "tile_128x4"), "tile_128x4", (3, 4)), scales)
     True
     """
+    check_type("shape", shape, Sequence)
     shape = tuple(shape)
+    for size in shape:
+        check_number("shape", size, 0, expected=f"ints >= 0 in {shape}")
     _check_layout("data", data, layout, shape)
     stored_shape = shape
     if layout == "tile_128x4":
@@ -143,15 +149,13 @@ def _check_bytes(argument: str, tensor: torch.Tensor, bits: int) -> None:
     check_tensor(argument, tensor, torch.uint8)
     if tensor.ndim == 0:
         raise ValueError(f"{argument} has no axes: expected at least one")
-    if not isinstance(bits, int) or not 1 <= bits <= 8:
-        raise ValueError(f"bits={bits!r}: expected an int from 1 to 8")
+    check_number("bits", bits, 1, 8)
 
 
 def _check_layout(argument: str, tensor: torch.Tensor, layout: str, shape: tuple[int, ...] | None = None) -> None:
     """Raise unless `layout` stores tensors of `tensor`'s dtype and of logical `shape` (default: its own)."""
     check_choice("layout", layout, tuple(LAYOUTS))
-    if layout in ("tile_128x4", "ggml_mxfp4"):
-        check_tensor(argument, tensor, torch.uint8)
+    check_tensor(argument, tensor, *((torch.uint8,) if layout in ("tile_128x4", "ggml_mxfp4") else ()))
     given = f"{argument} has shape {list(tensor.shape)}" if shape is None else f"shape={shape}"
     stored, fits = LAYOUTS[layout]
     if not fits(tensor.shape if shape is None else shape):

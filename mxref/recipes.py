@@ -11,8 +11,8 @@ those choices, travels with the tensor it made, and prints itself. Make your own
 
 from dataclasses import dataclass, fields
 
-from mxref.elements import OVERFLOWS, ROUNDINGS, check_choice
-from mxref.formats import BlockFormat, by_name, look_up
+from mxref.elements import OVERFLOWS, ROUNDINGS
+from mxref.formats import FLOAT_MAX, FLOAT_SMALLEST, BlockFormat, by_name, check_choice, check_number, check_type, look_up
 from mxref.orders import DECODE_ORDERS, ENCODE_ORDERS
 from mxref.scales import EXPONENT_RULES
 
@@ -32,12 +32,11 @@ class Hadamard:
     signs: tuple[int, ...] = ()
 
     def __post_init__(self):
-        if self.size not in HADAMARD_SIZES:
-            raise ValueError(f"size={self.size!r}: expected one of {HADAMARD_SIZES}")
-        if not self.signs:
-            object.__setattr__(self, "signs", (1,) * self.size)
-        if len(self.signs) != self.size or any(sign not in (1, -1) for sign in self.signs):
-            raise ValueError(f"signs={self.signs!r}: expected {self.size} entries of +1 or -1")
+        check_choice("size", self.size, HADAMARD_SIZES)
+        given = self.signs
+        if not isinstance(given, (tuple, list)) or len(given) not in (0, self.size) or any(s not in (1, -1) for s in given):
+            raise ValueError(f"signs={given!r}: expected {self.size} entries of +1 or -1")
+        object.__setattr__(self, "signs", tuple(given) or (1,) * self.size)
 
 
 @dataclass(frozen=True)
@@ -85,8 +84,11 @@ class Recipe:
         check_choice("zero_block", self.zero_block, ("zero_code", "one"))
         check_choice("negative_zero", self.negative_zero, ("keep", "drop_quotient", "drop"))
         check_choice("search", self.search, SEARCHES)
-        if not isinstance(self.block_rows, int) or self.block_rows < 1:
-            raise ValueError(f"block_rows={self.block_rows!r}: expected an int >= 1")
+        check_number("block_rows", self.block_rows, 1)
+        if self.scale_max is not None:
+            check_number("scale_max", self.scale_max, FLOAT_SMALLEST, FLOAT_MAX, "None or a finite number > 0")
+        if self.transform is not None:
+            check_type("transform", self.transform, Hadamard)
         if self.search != "none" and (self.search == "mse") == (self.scale_rule == "amax"):
             raise ValueError(f"search={self.search!r} does not go with scale_rule={self.scale_rule!r}")
         if self.encode_order == "exact" and (self.rounding, self.negative_zero) != ("nearest_even", "keep"):
@@ -149,22 +151,22 @@ RECIPES = by_name(
 )
 
 
-def resolve_recipe(recipe: str | Recipe | None, format: BlockFormat) -> Recipe:
+def resolve_recipe(recipe: str | Recipe | None, format: BlockFormat, argument: str = "recipe") -> Recipe:
     """The recipe that `recipe` names (None: the format's default), checked against `format`.
 
     Raises ValueError for an unknown name (listing the known ones) or a recipe that conflicts with the format.
     """
-    recipe = look_up("recipe", format.default_recipe if recipe is None else recipe, RECIPES, Recipe)
+    recipe = look_up(argument, format.default_recipe if recipe is None else recipe, RECIPES, Recipe)
     if recipe.format is not None and recipe.format != format.name:
-        raise ValueError(f"recipe {recipe.name!r} is for {recipe.format}, not for format {format.name!r}")
+        raise ValueError(f"{argument} {recipe.name!r} is for {recipe.format}, not for format {format.name!r}")
     if (recipe.scale_rule == "amax") == format.scale.is_power_of_two:
         fitting = [r.name for r in RECIPES.values() if (r.scale_rule == "amax") != format.scale.is_power_of_two]
         raise ValueError(
-            f"recipe {recipe.name!r} (scale_rule={recipe.scale_rule!r}) does not fit format {format.name!r} with "
+            f"{argument} {recipe.name!r} (scale_rule={recipe.scale_rule!r}) does not fit format {format.name!r} with "
             f"{format.scale.name} scales; recipes that do: {', '.join(fitting)}"
         )
     if recipe.overflow == "special" and format.element.specials == "none":
-        raise ValueError(f"recipe {recipe.name!r} has overflow='special': {format.element.name} has neither Inf nor NaN")
-    if recipe.scale_max is not None and not 0 < recipe.scale_max <= format.scale.max:
-        raise ValueError(f"recipe {recipe.name!r} has scale_max={recipe.scale_max}: expected > 0 and <= {format.scale.max}")
+        raise ValueError(f"{argument} {recipe.name!r} has overflow='special': {format.element.name} has neither Inf nor NaN")
+    if recipe.scale_max is not None and recipe.scale_max > format.scale.max:
+        raise ValueError(f"{argument} {recipe.name!r} has scale_max={recipe.scale_max}: expected <= {format.scale.max}")
     return recipe

@@ -1,35 +1,292 @@
-"""Ops: the functions whose signature and docstring are a contract.
+"""Ops and kernels: one reference function an op, and whoever can compute the same bits faster.
 
-An op is a reference function. `@op` puts it into `OPS`, so that other implementations of the same
-signature can be found, checked and swapped in later without any caller changing.
+An op is a reference function; its name, signature and docstring are the contract. A kernel is another function with
+that signature, offered by an installed package through an entry point of the group `mxref.kernels`, with the name
+`<op>.<backend>` and the value `module:KERNEL`, a `Kernel` record. Nothing is imported until it is asked for, and the
+reference answers unless a caller opts in:
+
+    with mxref.use("triton"):                  # or MXREF_BACKENDS=triton in the environment
+        y = mxref.qdq(x, "mxfp4")
+
+A kernel that cannot take a call says why in a sentence; then the reference answers and the reason is logged once
+(`strict=True`: it is raised). `check=True`, or MXREF_CHECK=1, runs both and compares every bit. The selection is a
+context variable: threads and tasks do not see each other's.
 """
 
+import contextlib
 import functools
+import inspect
+import logging
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 import torch
 
-OPS: dict[str, Callable] = {}
+from mxref.comparison import difference
 
+OPS: dict[str, Callable] = {}
+GROUP = "mxref.kernels"
+REFERENCE = "reference"
+CONTRACTS = ("bitexact", "certified", "bounded")
+
+_log = logging.getLogger("mxref")
 _SUBNORMAL = sys.float_info.min / 2  # a variable, so that no compiler folds the product below
 
 
+def _nothing_missing() -> str | None:
+    return None
+
+
+def _accepts_all(*args, **kwargs) -> str | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One implementation of one op.
+
+    `function` has the reference's signature. `contract`: `bitexact` (every bit of every output), `certified` (every bit
+    where no order of additions can round) or `bounded` (within a proven bound). `devices`: torch device types;
+    `dtypes`: of the first argument; `formats`: names of element or block formats, None where the op takes none.
+    `requires()` says what the machine lacks, `accepts(...)`, called with the op's arguments, what the kernel does not do;
+    each is None or a sentence.
+    """
+
+    op: str
+    backend: str
+    function: Callable
+    contract: str
+    devices: tuple[str, ...]
+    dtypes: tuple[torch.dtype, ...]
+    formats: tuple[str, ...] | None = None
+    requires: Callable[[], str | None] = _nothing_missing
+    accepts: Callable[..., str | None] = _accepts_all
+
+    def __post_init__(self):
+        if self.contract not in CONTRACTS:
+            raise ValueError(f"contract={self.contract!r}: expected one of {', '.join(CONTRACTS)}")
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """Which backend answers a call, and why those asked before it do not."""
+
+    op: str
+    backend: str
+    refusals: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        return "\n".join([*(f"{backend}: {reason}" for backend, reason in self.refusals), f"{self.op}: {self.backend}"])
+
+
+@dataclass(frozen=True)
+class _Selection:
+    backends: tuple[str, ...] = ()
+    strict: bool = False
+    check: bool = False
+
+
+def _from_environment() -> _Selection:
+    names = os.environ.get("MXREF_BACKENDS", "").replace(",", " ").split()
+    return _Selection(tuple(names), check=os.environ.get("MXREF_CHECK", "0") not in ("", "0"))
+
+
+_ENVIRONMENT = _from_environment()
+_SELECTION: ContextVar[_Selection] = ContextVar("mxref_selection", default=_ENVIRONMENT)
+
+
 def op(reference: Callable) -> Callable:
-    """Mark `reference` as an op: its name, signature and docstring are the contract."""
+    """Mark `reference` as an op: calls go to the selected kernel that takes them, or to `reference`."""
+    name = reference.__name__
+    if name in OPS:
+        raise ValueError(f"op {name!r} is defined twice")
 
     @functools.wraps(reference)
     def call(*args, **kwargs):
         require_subnormals()
+        function, selection = reference, _SELECTION.get()
+        if selection.backends and not _records_gradients(args, kwargs):
+            kernel, refusals = _choose(name, selection.backends, args, kwargs)
+            if kernel is None:
+                _no_kernel(name, refusals, selection.strict)
+            else:
+                function = functools.partial(_checked, kernel) if selection.check else kernel.function
         if any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")):
             with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):  # it would cast products
-                return reference(*args, **kwargs)
-        return reference(*args, **kwargs)
+                return function(*args, **kwargs)
+        return function(*args, **kwargs)
 
-    if reference.__name__ in OPS:
-        raise ValueError(f"op {reference.__name__!r} is defined twice")
-    OPS[reference.__name__] = call
+    OPS[name] = call
     return call
+
+
+@contextlib.contextmanager
+def use(*backends: str, strict: bool = False, check: bool = False) -> Iterator[None]:
+    """Within the `with` block ops go to the kernels of `backends`, the first that takes a call; with none, to the reference.
+
+    `strict`: raise RuntimeError with every reason where no kernel takes a call, instead of running the reference.
+    `check`: run the reference too and raise AssertionError at the first differing bit. Raises ValueError for a backend
+    that no installed package offers.
+
+    >>> with use():
+    ...     pass
+    """
+    for backend in backends:
+        _check_backend(backend)
+    token = _SELECTION.set(_Selection(backends, strict, check))
+    try:
+        yield
+    finally:
+        _SELECTION.reset(token)
+
+
+def explain_dispatch(op: str | Callable, *args, **kwargs) -> Dispatch:
+    """Which backend would answer `op(*args, **kwargs)` under the present selection, without running it.
+
+    >>> print(explain_dispatch("exp", torch.ones(2)))
+    exp: reference
+    """
+    name = op if isinstance(op, str) else op.__name__
+    _check_op(name)
+    kernel, refusals = _choose(name, _SELECTION.get().backends, args, kwargs)
+    return Dispatch(name, REFERENCE if kernel is None else kernel.backend, tuple(refusals))
+
+
+def backends() -> tuple[str, ...]:
+    """Names of the backends that installed packages offer."""
+    return tuple(sorted({backend for _, backend in _offers()}))
+
+
+def kernels(backend: str) -> tuple[Kernel, ...]:
+    """The kernels of `backend`, loaded. Raises ValueError for an unknown backend, RuntimeError for a broken one."""
+    _check_backend(backend)
+    return tuple(kernel(op, backend) for op, b in sorted(_offers()) if b == backend)
+
+
+@functools.cache
+def kernel(op: str, backend: str) -> Kernel | None:
+    """The kernel of one op and backend, imported and checked; None where the backend offers none.
+
+    Raises RuntimeError, with the cause, if it cannot be imported or is not what its entry point says.
+    """
+    _check_op(op)
+    _check_backend(backend)
+    offer = _offers().get((op, backend))
+    if offer is None:
+        return None
+    source = f"kernel {op}.{backend} ({offer.value}, from {_package(offer)})"
+    try:
+        found = offer.load()
+    except Exception as failure:
+        raise RuntimeError(f"{source} cannot be loaded: {type(failure).__name__}: {failure}") from failure
+    if not isinstance(found, Kernel):
+        raise RuntimeError(f"{source} is a {type(found).__name__}: expected a mxref.registry.Kernel")
+    if (found.op, found.backend) != (op, backend):
+        raise RuntimeError(f"{source} says that it is {found.op}.{found.backend}")
+    expected, given = _parameters(OPS[op]), _parameters(found.function)
+    if expected != given:
+        raise RuntimeError(f"{source} has the signature {given}: expected that of mxref's {op}, {expected}")
+    return found
+
+
+@functools.cache
+def _offers() -> dict[tuple[str, str], EntryPoint]:
+    """The entry points of all installed packages by (op, backend)."""
+    found: dict[tuple[str, str], EntryPoint] = {}
+    for offer in entry_points(group=GROUP):
+        op, _, backend = offer.name.partition(".")
+        if not op or not backend or "." in backend or backend == REFERENCE:
+            raise RuntimeError(f"entry point {offer.name!r} of {_package(offer)}: expected a name <op>.<backend>")
+        other = found.setdefault((op, backend), offer)
+        if (other.value, _package(other)) != (offer.value, _package(offer)):
+            raise RuntimeError(f"{_package(other)} and {_package(offer)} both offer {offer.name}: uninstall one of them")
+    return found
+
+
+def _package(offer: EntryPoint) -> str:
+    return f"{offer.dist.name} {offer.dist.version}" if offer.dist else "an unknown package"
+
+
+def _parameters(function: Callable) -> str:
+    """The signature without annotations."""
+    signature = inspect.signature(function)
+    plain = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
+    return str(signature.replace(parameters=plain, return_annotation=inspect.Signature.empty))
+
+
+def _check_op(name: str) -> None:
+    if name not in OPS:
+        raise ValueError(f"op={name!r}: expected one of {', '.join(sorted(OPS))}")
+
+
+def _check_backend(name: str) -> None:
+    if name not in backends():
+        raise ValueError(f"backend={name!r}: expected one of {', '.join(backends()) or '(no package offers kernels)'}")
+
+
+def _records_gradients(args: tuple, kwargs: dict) -> bool:
+    """Whether autograd watches the call: then the reference records it, and enters the op again without autograd."""
+    return torch.is_grad_enabled() and any(
+        isinstance(a, torch.Tensor) and a.requires_grad for a in (*args, *kwargs.values())
+    )
+
+
+def _choose(name: str, backends: tuple[str, ...], args: tuple, kwargs: dict) -> tuple[Kernel | None, list[tuple[str, str]]]:
+    refusals = []
+    for backend in backends:
+        candidate = kernel(name, backend)
+        reason = f"it has no kernel for {name}" if candidate is None else _refusal(candidate, args, kwargs)
+        if reason is None:
+            return candidate, refusals
+        refusals.append((backend, reason))
+    return None, refusals
+
+
+def _refusal(kernel: Kernel, args: tuple, kwargs: dict) -> str | None:
+    missing = _missing(kernel)
+    if missing is not None:
+        return missing
+    subject = args[0] if args else next(iter(kwargs.values()), None)
+    tensor = getattr(subject, "codes", subject)
+    if isinstance(tensor, torch.Tensor):
+        if tensor.device.type not in kernel.devices:
+            return f"{kernel.op} is on {tensor.device.type}: the kernel runs on {', '.join(kernel.devices)}"
+        if tensor.dtype not in kernel.dtypes:
+            return f"{kernel.op} of {tensor.dtype}: the kernel takes {', '.join(map(str, kernel.dtypes))}"
+    return kernel.accepts(*args, **kwargs)
+
+
+@functools.cache
+def _missing(kernel: Kernel) -> str | None:
+    return kernel.requires()
+
+
+def _no_kernel(name: str, refusals: list[tuple[str, str]], strict: bool) -> None:
+    message = f"no selected kernel takes this call of {name}: " + "; ".join(f"{b}: {why}" for b, why in refusals)
+    if strict:
+        raise RuntimeError(message)
+    _log_once(message)
+
+
+@functools.cache
+def _log_once(message: str) -> None:
+    _log.warning("%s; the reference answers", message)
+
+
+def _checked(kernel: Kernel, *args, **kwargs) -> Any:
+    """The kernel's result, after the reference's has been found to be the same."""
+    with use():
+        expected = OPS[kernel.op](*args, **kwargs)
+    actual = kernel.function(*args, **kwargs)
+    found = difference(actual, expected)
+    if found is not None and kernel.contract == "bitexact":
+        raise AssertionError(f"{kernel.op}.{kernel.backend} differs from the reference: {found}")
+    return actual
 
 
 def require_subnormals() -> None:

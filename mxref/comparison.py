@@ -1,0 +1,66 @@
+"""Comparing results as bits: shape, dtype and every bit, NaN included; the one helper for kernels, tests and conformance."""
+
+from typing import Any
+
+import torch
+
+SHOWN = 20
+_CARRIER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def bit_patterns(tensor: torch.Tensor) -> torch.Tensor:
+    """The bits of every value as integers of the same width, contiguous.
+
+    >>> bit_patterns(torch.tensor([-0.0])).tolist()
+    [-2147483648]
+    """
+    tensor = tensor.detach().contiguous()
+    return tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor.view(_CARRIER[tensor.element_size()])
+
+
+def parts(result: Any) -> dict[str, torch.Tensor]:
+    """The named tensors of an op's result: of a tensor itself, of a tuple, or of a block-scaled tensor."""
+    if isinstance(result, torch.Tensor):
+        return {"": result}
+    if isinstance(result, (tuple, list)):
+        return {str(i): part for i, part in enumerate(result)}
+    names = ("codes", "scales", "tensor_scale")
+    return {name: getattr(result, name) for name in names if getattr(result, name) is not None}
+
+
+def difference(actual: Any, expected: Any) -> str | None:
+    """None if both results have the same tensors bit for bit; else what differs, up to 20 places in hex.
+
+    >>> difference(torch.tensor([1.0, -0.0]), torch.tensor([1.0, 0.0]))
+    '1 of 2 values differ in their bits\\n  [1]: got 0x80000000 (-0.0), expected 0x00000000 (0.0)'
+    """
+    given, wanted = parts(actual), parts(expected)
+    if given.keys() != wanted.keys():
+        return f"got the parts {list(given)}, expected {list(wanted)}"
+    for name in wanted:
+        found = _tensor_difference(given[name], wanted[name])
+        if found is not None:
+            return f"{name}: {found}" if name else found
+    return None
+
+
+def _tensor_difference(actual: torch.Tensor, expected: torch.Tensor) -> str | None:
+    if actual.dtype != expected.dtype:
+        return f"dtype {actual.dtype}, expected {expected.dtype}"
+    if actual.shape != expected.shape:
+        return f"shape {tuple(actual.shape)}, expected {tuple(expected.shape)}"
+    got, want = bit_patterns(actual), bit_patterns(expected).to(actual.device)
+    if torch.equal(got, want):
+        return None
+    places = (got != want).nonzero().cpu()
+    digits, mask = 2 * got.element_size(), (1 << 8 * got.element_size()) - 1
+    lines = [f"{len(places)} of {got.numel()} values differ in their bits"]
+    for place in places[:SHOWN].tolist():
+        index = tuple(place)
+        lines.append(
+            f"  {place}: got 0x{int(got[index]) & mask:0{digits}x} ({actual[index].item()}), "
+            f"expected 0x{int(want[index]) & mask:0{digits}x} ({expected[index].item()})"
+        )
+    if len(places) > SHOWN:
+        lines.append(f"  ... and {len(places) - SHOWN} more")
+    return "\n".join(lines)
