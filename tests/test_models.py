@@ -529,7 +529,7 @@ def test_importing_the_package_imports_no_transformers_and_no_typer():
 @pytest.mark.parametrize("blocked", ["transformers", "rich", "matplotlib"])
 def test_a_missing_extra_is_named(blocked, monkeypatch, tmp_path):
     report = run(formats=["mxfp4"], tokens=32)
-    for name in [name for name in sys.modules if name.split(".")[0] == blocked]:
+    for name in {blocked, *(name for name in sys.modules if name.split(".")[0] == blocked)}:
         monkeypatch.setitem(sys.modules, name, None)
     act = {"transformers": run, "rich": report.table, "matplotlib": lambda: report.plot(tmp_path / "x.png")}[blocked]
     with pytest.raises(ImportError, match=r"pip install 'mxref\[models\]'"):

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import mxref
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 RESULTS = ROOT / "benchmarks" / "results"
@@ -23,13 +25,29 @@ def evaluation_table(report: dict) -> str:
     for row in report["rows"]:
         change = ("", "") if row["change"] is None else (f"{row['change']:+.4f}", f"{row['change_error']:.4f}")
         snr = "" if row["snr_db"] is None else f"{row['snr_db']:.1f}"
-        numbers = (f"{row['bits_per_byte']:.4f}", change[0], change[1], f"{row['bits_per_weight']:.2f}", snr)
+        numbers = (f"{row['bits_per_byte']:.4f}", *change, f"{row['bits_per_weight']:.2f}", snr)
         lines.append(f"| {row['weights']} | {row['activations']} | {' | '.join(numbers)} |")
     return "\n".join(lines)
 
 
-def test_the_evaluation_table_is_that_of_the_record():
-    assert evaluation_table(json.loads((RESULTS / "eval-embedded-cpu.json").read_text())) in README
+def speed_table(record: dict) -> str:
+    """Medians of a benchmark run as a Markdown table, fastest first, beside the copy of the same run."""
+    medians = {b["extra_info"]["contender"]: 1e3 * b["stats"]["median"] for b in record["benchmarks"]}
+    lines = ["| QDQ of [4096, 4096] float32, CPU | median ms | times a copy |", "|---|--:|--:|"]
+    for name, median in sorted(medians.items(), key=lambda item: item[1]):
+        lines.append(f"| {name} | {median:.0f} | {median / medians['copy']:.1f} |")
+    return "\n".join(lines)
+
+
+def test_the_tables_are_those_of_the_records():
+    for table, file in ((evaluation_table, "eval-embedded-cpu.json"), (speed_table, "qdq-cpu.json")):
+        expected = table(json.loads((RESULTS / file).read_text()))
+        assert expected in README, f"README should hold, from {file}:\n{expected}"
+
+
+def test_formats_and_ops_are_all_there():
+    for name in mxref.BLOCK_FORMATS:
+        assert f"`{name}`" in README
 
 
 def test_links_lead_somewhere():
