@@ -4,7 +4,7 @@ Arguments are checked first and become a plan; then chunks of blocks that stay i
 decoded or both.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -54,6 +54,13 @@ class BlockTensor:
             scale = check_tensor_scale(self.tensor_scale, self._grid, self.format)
             object.__setattr__(self, "tensor_scale", scale)
 
+    @classmethod
+    def trusted(cls, *values) -> "BlockTensor":
+        """A BlockTensor whose fields are known to be right, without looking at every code again."""
+        tensor = object.__new__(cls)
+        tensor.__dict__.update(zip(cls.__dataclass_fields__, values))
+        return tensor
+
     @property
     def shape(self) -> torch.Size:
         """Logical shape."""
@@ -95,7 +102,7 @@ class BlockTensor:
                 scale = scale[index]
             elif codes.ndim < self.ndim:
                 scale = scale[0]
-        return _trusted(codes, self.scales[index], scale, self.format, self.recipe, self.axis)
+        return BlockTensor.trusted(codes, self.scales[index], scale, self.format, self.recipe, self.axis)
 
     def __repr__(self) -> str:
         scale = "none" if self.tensor_scale is None else list(self.tensor_scale.shape)
@@ -103,13 +110,6 @@ class BlockTensor:
             f"BlockTensor({self.format.name}, shape={list(self.shape)}, axis={self.axis}, tensor_scale={scale}, "
             f"recipe={self.recipe}, device={self.device})"
         )
-
-
-def _trusted(*values) -> BlockTensor:
-    """A BlockTensor whose fields are known to be right, without looking at every code again."""
-    tensor = object.__new__(BlockTensor)
-    tensor.__dict__.update(zip(BlockTensor.__dataclass_fields__, values))
-    return tensor
 
 
 @op
@@ -163,7 +163,7 @@ def _quantize(plan: "_Plan") -> BlockTensor:
     for part, chunk_codes, chunk_scales, _ in plan.encoded():
         codes[part], scales[part] = chunk_codes, chunk_scales
     codes, scales = grid.from_blocks(codes), grid.scales_from_blocks(scales)
-    return _trusted(codes, scales, plan.stored_tensor_scale, plan.format, plan.recipe, grid.axis)
+    return BlockTensor.trusted(codes, scales, plan.stored_tensor_scale, plan.format, plan.recipe, grid.axis)
 
 
 @op
@@ -250,7 +250,7 @@ def _largest(plan: "_Plan") -> torch.Tensor:
     """What each element would decode to, before a transform is undone, had it the largest code."""
     q, recipe = _quantize(plan), replace(plan.recipe, transform=None)
     codes = torch.full_like(q.codes, q.format.element.max_code)
-    return _dequantize(_trusted(codes, q.scales, q.tensor_scale, q.format, recipe, q.axis), torch.float32)
+    return _dequantize(BlockTensor.trusted(codes, q.scales, q.tensor_scale, q.format, recipe, q.axis), torch.float32)
 
 
 def _gather(
@@ -293,8 +293,31 @@ class _Plan:
             yield part, codes, scales, tensor.stored
 
 
-def _plan(x, format, recipe, tensor_scale, axis, seed, row_ids=None) -> _Plan:
-    """Check the arguments of `quantize` before anything is computed. `row_ids`: see `quantize_rows`."""
+@dataclass(frozen=True, eq=False)
+class QuantizeCall:
+    """Checked arguments of `quantize` and `qdq`, for the reference and for kernels.
+
+    `given_tensor_scale`: float32 that broadcasts to `x`, one of `TENSOR_SCALES`, or None where there is none.
+    """
+
+    x: torch.Tensor
+    grid: Grid
+    format: BlockFormat
+    recipe: Recipe
+    given_tensor_scale: str | torch.Tensor | None
+    seed: int | None
+
+    def tensor_scale(self, finite_amax: Callable[[str], torch.Tensor]) -> TensorScale | None:
+        """The tensor scale, shaped to broadcast to `x`; `finite_amax` of "per_tensor" ... gives the largest magnitudes."""
+        order, given = ENCODE_ORDERS[self.recipe.encode_order], self.given_tensor_scale
+        if isinstance(given, str):
+            largest = self.format.element.max * (self.recipe.scale_max or self.format.scale.max)
+            return order.from_amax(finite_amax(given), largest)
+        return None if given is None else order.given(given)
+
+
+def check_quantize(x, format, recipe, tensor_scale, axis, seed) -> QuantizeCall:
+    """Check the arguments of `quantize` before anything is computed."""
     check_float("x", x)
     format = block_format(format)
     recipe = resolve_recipe(recipe, format)
@@ -302,53 +325,50 @@ def _plan(x, format, recipe, tensor_scale, axis, seed, row_ids=None) -> _Plan:
     check_seed(seed, recipe.rounding)
     if recipe.nan == "raise" and x.isnan().any():
         raise ValueError(f"x holds NaN and recipe {recipe.name!r} has nan='raise'")
-
     grid = Grid(tuple(x.shape), axis, format.block_size, recipe.block_rows)
-    blocks = grid.to_blocks(rotate(x.detach(), recipe.transform, axis))
-    scale = _tensor_scale(blocks, format, recipe, tensor_scale, grid)
+    if isinstance(tensor_scale, str):
+        check_choice("tensor_scale", tensor_scale, TENSOR_SCALES)
+        if tensor_scale != "none" and not format.tensor_scale:
+            raise ValueError(f"tensor_scale={tensor_scale!r}: {format.name} has no tensor scale")
+        if tensor_scale == "per_row" and grid.block_rows > 1:
+            raise ValueError(f"tensor_scale='per_row': blocks of block_rows={grid.block_rows} rows must share it")
+        if tensor_scale == "per_expert" and (x.ndim < 2 or axis == -x.ndim):
+            raise ValueError(f"tensor_scale='per_expert': x {list(x.shape)} is not [E, ...] blocked along another axis")
+        tensor_scale = None if tensor_scale == "none" else tensor_scale
+    elif tensor_scale is not None:
+        tensor_scale = check_tensor_scale(tensor_scale, grid, format).to(x.device)
+    elif format.tensor_scale:
+        tensor_scale = "per_tensor"
+    return QuantizeCall(x.detach(), grid, format, recipe, tensor_scale, seed)
+
+
+def _plan(x, format, recipe, tensor_scale, axis, seed, row_ids=None) -> _Plan:
+    """A checked call, with what each block needs. `row_ids`: see `quantize_rows`."""
+    call = check_quantize(x, format, recipe, tensor_scale, axis, seed)
+    grid, recipe = call.grid, call.recipe
+    blocks = grid.to_blocks(rotate(call.x, recipe.transform, grid.axis))
+    scale = call.tensor_scale(lambda granularity: _finite_amax(blocks, granularity, grid))
     one = torch.ones((), device=x.device)
     scale_of_each_block = TensorScale(*(grid.scales_to_blocks(s) for s in scale or (one, one)))
     index = None
     if recipe.rounding == "stochastic":
         index = torch.arange(x.numel(), device=x.device).reshape(x.shape)
         index = grid.to_blocks(index if row_ids is None else row_ids[:, None] * x.shape[1] + index[:1])
-    return _Plan(blocks, grid, format, recipe, scale and scale.stored, scale_of_each_block, index, seed)
-
-
-def _tensor_scale(
-    blocks: torch.Tensor, format: BlockFormat, recipe: Recipe, given: str | torch.Tensor | None, grid: Grid
-) -> TensorScale | None:
-    """The tensor scale, shaped to broadcast to the logical shape."""
-    order = ENCODE_ORDERS[recipe.encode_order]
-    if given is None:
-        given = "per_tensor" if format.tensor_scale else "none"
-    if isinstance(given, str):
-        check_choice("tensor_scale", given, TENSOR_SCALES)
-        if given == "none":
-            return None
-        if not format.tensor_scale:
-            raise ValueError(f"tensor_scale={given!r}: {format.name} has no tensor scale")
-        if given == "per_row" and grid.block_rows > 1:
-            raise ValueError(f"tensor_scale='per_row': blocks of block_rows={grid.block_rows} rows must share it")
-        largest = format.element.max * (recipe.scale_max or format.scale.max)
-        return order.from_amax(_finite_amax(blocks, given, grid), largest)
-    return order.given(check_tensor_scale(given, grid, format).to(blocks.device))
+    return _Plan(blocks, grid, call.format, recipe, scale and scale.stored, scale_of_each_block, index, seed)
 
 
 def _finite_amax(blocks: torch.Tensor, granularity: str, grid: Grid) -> torch.Tensor:
     """Largest finite magnitude for each tensor scale, float32, shaped to broadcast to the logical shape; 0 where empty."""
-    ndim = len(grid.shape)
-    if granularity == "per_expert" and (ndim < 2 or grid.axis == -ndim):
-        raise ValueError(f"tensor_scale='per_expert': x {list(grid.shape)} is not [E, ...] blocked along another axis")
     largest = torch.zeros(grid.block_count, dtype=torch.float32, device=blocks.device)
     for part in grid.chunks():
         largest[part] = blocks[part].float().abs().nan_to_num_(nan=0.0, posinf=0.0).amax(-1)
-    amax = grid.scales_from_blocks(largest)
-    if amax.numel() == 0:
-        amax = amax.new_zeros([max(n, 1) for n in amax.shape])
+    amax, ndim = grid.scales_from_blocks(largest), len(grid.shape)
     if granularity == "per_tensor":
-        return amax.amax()
-    return amax.amax(grid.axis if granularity == "per_row" else tuple(range(1, ndim)), keepdim=True)
+        return amax.amax() if amax.numel() else amax.new_zeros(())
+    reduced = [grid.axis + ndim] if granularity == "per_row" else list(range(1, ndim))
+    if amax.numel() == 0:
+        return amax.new_zeros([1 if i in reduced else n for i, n in enumerate(amax.shape)])
+    return amax.amax(reduced, keepdim=True)
 
 
 def check_tensor_scale(given: torch.Tensor, grid: Grid, format: BlockFormat) -> torch.Tensor:

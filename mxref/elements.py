@@ -46,18 +46,8 @@ def encode(
     >>> encode(torch.tensor([0.25, 0.75, 5.0, -0.1, 1e9]), "e2m1").tolist()
     [0, 2, 6, 8, 7]
     """
-    element = element_format(element)
-    check_float("x", x)
-    check_choice("rounding", rounding, ROUNDINGS)
-    check_choice("overflow", overflow, OVERFLOWS)
-    check_seed(seed, rounding)
-    if overflow == "special" and element.specials == "none":
-        raise ValueError(f"overflow='special': {element.name} has neither Inf nor NaN; expected 'saturate'")
+    element = check_encode(x, element, rounding, overflow, seed)
     x = x.detach().float()
-    if element.nan_code is None and x.isnan().any():
-        raise ValueError(f"x holds NaN, which {element.name} cannot represent")
-    if not element.signed and (x < 0).any():
-        raise ValueError(f"x holds negative values, which {element.name} cannot represent")
     random_words = None
     if rounding == "stochastic":
         random_words = philox(seed, torch.arange(x.numel(), device=x.device).reshape(x.shape))
@@ -65,6 +55,22 @@ def encode(
     if element.nan_code is not None:
         codes = torch.where(x.isnan(), element.nan_code, codes)
     return codes.to(torch.uint8)
+
+
+def check_encode(x: torch.Tensor, element, rounding: str, overflow: str, seed: int | None) -> ElementFormat:
+    """The element format, after the arguments of `encode` have been checked."""
+    element = element_format(element)
+    check_float("x", x)
+    check_choice("rounding", rounding, ROUNDINGS)
+    check_choice("overflow", overflow, OVERFLOWS)
+    check_seed(seed, rounding)
+    if overflow == "special" and element.specials == "none":
+        raise ValueError(f"overflow='special': {element.name} has neither Inf nor NaN; expected 'saturate'")
+    if element.nan_code is None and x.isnan().any():
+        raise ValueError(f"x holds NaN, which {element.name} cannot represent")
+    if not element.signed and (x < 0).any():
+        raise ValueError(f"x holds negative values, which {element.name} cannot represent")
+    return element
 
 
 @op

@@ -50,7 +50,8 @@ def _sigmoid(x: torch.Tensor) -> torch.Tensor:
     return torch.where(x < 0, e, 1.0) / (1.0 + e)
 
 
-def _widen(**arguments: torch.Tensor) -> list[torch.Tensor]:
+def check_alike(**arguments: torch.Tensor) -> None:
+    """Raise unless all are float32, bfloat16 or float16 of one dtype and shape."""
     for name, x in arguments.items():
         check_float(name, x)
     kinds = {name: f"{x.dtype} {list(x.shape)}" for name, x in arguments.items()}
@@ -58,6 +59,10 @@ def _widen(**arguments: torch.Tensor) -> list[torch.Tensor]:
     for name in others:
         if kinds[name] != kinds[first]:
             raise ValueError(f"{name} is {kinds[name]}: expected {first}'s {kinds[first]}")
+
+
+def _widen(**arguments: torch.Tensor) -> list[torch.Tensor]:
+    check_alike(**arguments)
     return [x.float() for x in arguments.values()]
 
 

@@ -1,0 +1,1 @@
+"""Triton kernels, one file an op. Importing this imports nothing; the registry loads the op files."""

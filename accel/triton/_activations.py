@@ -1,0 +1,75 @@
+"""Device functions: the activations of `mxref.functions`, operation for operation.
+
+The constants are float32 bit patterns; launched with fp fusion off, so that no multiply and add become one rounding.
+"""
+
+import struct
+
+import triton
+import triton.language as tl
+
+from accel.triton._tiles import float_of
+
+
+def _constant(bits: int) -> tl.constexpr:
+    return tl.constexpr(struct.unpack("<f", struct.pack("<I", bits))[0])
+
+
+LOG2_E, LN2_HIGH, LN2_LOW = _constant(0x3FB8AA3B), _constant(0x3F318000), _constant(0xB95E8083)
+P4, P3, P2 = _constant(0x3AB52914), _constant(0x3C091CB6), _constant(0x3D2AAC55)
+P1, P0 = _constant(0x3E2AAA49), _constant(0x3EFFFFFE)
+
+
+@triton.jit
+def exp(x):
+    z = tl.where(x < -104.0, -104.0, x)
+    z = tl.where(z > 89.0, 89.0, z)
+    z = tl.where(x != x, 0.0, z)
+    n = tl.floor(z * LOG2_E + 0.5)
+    r = (z - n * LN2_HIGH) - n * LN2_LOW
+    p = r * P4 + P3
+    p = p * r + P2
+    p = p * r + P1
+    p = p * r + P0
+    y = ((r * r) * p + r) + 1.0
+    k = n.to(tl.int32)
+    half = k >> 1
+    y = y * float_of((half + 127) << 23) * float_of((k - half + 127) << 23)
+    return tl.where(x != x, x, y)
+
+
+@triton.jit
+def sigmoid(x):
+    e = exp(-tl.abs(x))
+    one = tl.full(x.shape, 1.0, tl.float32)
+    return tl.div_rn(tl.where(x < 0.0, e, one), 1.0 + e)
+
+
+@triton.jit
+def silu(x):
+    return x * sigmoid(x)
+
+
+@triton.jit
+def gelu_tanh(x):
+    inner = ((x * x) * x) * 0.044715 + x
+    return x * sigmoid(inner * 1.5957691)
+
+
+@triton.jit
+def relu2(x):
+    positive = tl.where(x <= 0.0, 0.0, x)
+    return positive * positive
+
+
+@triton.jit
+def swiglu(gate, up):
+    return gate * sigmoid(gate) * up
+
+
+@triton.jit
+def swiglu_oai(gate, up, alpha, limit):
+    g = tl.where(gate > limit, limit, gate)
+    u = tl.where(up > limit, limit, up)
+    u = tl.where(u < -limit, -limit, u)
+    return (g * sigmoid(alpha * g)) * (u + 1.0)

@@ -1,0 +1,40 @@
+"""`encode`, element by element."""
+
+import torch
+
+from accel.triton._constants import element_constants
+from accel.triton._elementwise import encode_elements_kernel
+from accel.triton._launch import DEVICES, DTYPES, memory, missing, run_flat
+from mxref.elements import check_encode
+from mxref.formats import ElementFormat, element_format
+from mxref.registry import Kernel
+
+CONSTANTS = ("MANTISSA", "LOWEST", "MAX_BITS", "MAX_CODE", "SIGN_SHIFT", "INTEGER", "INF_CODE", "NAN_CODE")
+
+
+def encode(
+    x: torch.Tensor,
+    element: str | ElementFormat,
+    *,
+    rounding: str = "nearest_even",
+    overflow: str = "saturate",
+    seed: int | None = None,
+) -> torch.Tensor:
+    """As `mxref.encode`."""
+    element = check_encode(x, element, rounding, overflow, seed)
+    x = x.detach().contiguous()
+    codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
+    constants = {name: value for name, value in element_constants(element).items() if name in CONSTANTS}
+    run_flat(
+        encode_elements_kernel, x, memory(x), codes, seed or 0, ROUNDING=rounding, SPECIAL=overflow == "special", **constants
+    )
+    return codes
+
+
+def accepts(x, element, **others) -> str | None:
+    """None, or why not."""
+    element = element_format(element)
+    return None if element.signed and element.zero else f"{element.name} is a scale format"
+
+
+KERNEL = Kernel("encode", "triton", encode, "bitexact", DEVICES, DTYPES, None, missing, accepts)
