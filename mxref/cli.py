@@ -1,6 +1,6 @@
 """The `mxref` command: a thin layer over the library.
 
-Exit codes: 0 all well; 1 a negative result (a model whose loss is not a number); 2 bad usage, explained in a line
+Exit codes: 0 all well; 1 a negative result (a model whose loss is not a number, bits that differ); 2 bad usage, explained in a line
 or two on stderr; 130 interrupted. `--json FILE` writes what a command found for machines (`-`: to stdout, instead
 of the text for people).
 """
@@ -174,7 +174,7 @@ def evaluate_command(
         asked["activations"] = ["none"]
     elif activations is not None:
         asked["activations"] = _names(activations)
-    with _usage_errors(), _quiet_transformers(), _progress_bar() as on_progress:
+    with _usage_errors(), _quiet_transformers(), _progress_bar("windows") as on_progress:
         try:
             report = evaluation(
                 model,
@@ -214,15 +214,15 @@ def _write_report(report: EvaluationReport, json_file: str | None, csv_file: Pat
 
 
 @contextlib.contextmanager
-def _progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar on stderr, one task per row."""
+def _progress_bar(unit: str) -> Iterator[Callable[[str, int, int], None]]:
+    """A progress bar on stderr, one task per label."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("windows"),
+        TextColumn(unit),
         TimeElapsedColumn(),
     )
     console = Console(stderr=True)
@@ -405,3 +405,74 @@ def _number(text: str) -> float:
         return float.fromhex(text) if "0x" in text.lower() else float(text)
     except (ValueError, OverflowError):
         raise ValueError(f"VALUES: {text!r} is no number; expected such as 1.5, -2e-3, 0x1.8p-3, nan, inf") from None
+
+
+@app.command("kernels")
+def kernels_command(json_file: JsonOption = None) -> None:
+    """The kernels that installed packages offer, and what each machine lacks to run them."""
+    from mxref import registry
+
+    facts = [_kernel_facts(op, backend) for op, backend in registry.offers()]
+    table = _table(None, "op", "backend", "contract", "devices", "dtypes", "here")
+    for row in facts:
+        table.add_row(*row.values())
+    _deliver(json_file, facts, lambda: _print(table))
+
+
+def _kernel_facts(op: str, backend: str) -> dict[str, str]:
+    from mxref import registry
+
+    facts = {"op": op, "backend": backend, "contract": "-", "devices": "-", "dtypes": "-"}
+    try:
+        kernel = registry.kernel(op, backend)
+    except (RuntimeError, ValueError) as broken:
+        return {**facts, "here": str(broken)}
+    facts["contract"], facts["devices"] = kernel.contract, ", ".join(kernel.devices)
+    facts["dtypes"] = ", ".join(str(dtype).removeprefix("torch.") for dtype in kernel.dtypes)
+    return {**facts, "here": kernel.requires() or "runs"}
+
+
+@app.command("verify")
+def verify_command(
+    backend: Annotated[
+        str, typer.Argument(metavar="BACKEND", help="Whose kernels; reference: the reference itself.")
+    ] = "reference",
+    ops: Annotated[
+        str | None, typer.Option("--op", metavar="O,O,...", help="Ops to verify (default: all that BACKEND offers).")
+    ] = None,
+    case: Annotated[str | None, typer.Option(metavar="ID", help="One case of the one op given by --op.")] = None,
+    level: Annotated[int, typer.Option(metavar="1|2", help="2 adds what is large.")] = 1,
+    device: Annotated[str, typer.Option(help="Torch device on which BACKEND runs.")] = "cpu",
+    commit: Annotated[
+        str | None, typer.Option(metavar="HASH", help="Commit that the record names (default: git's).")
+    ] = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Whether a backend gives the bits of the reference on the CPU, case by case."""
+    from mxref.conformance.runner import find_case, run_case, verify
+
+    with _usage_errors(), _progress_bar("cases") as on_progress:
+        if case is not None:
+            if ops is None:
+                raise ValueError("--case needs --op: expected the op that the case is of")
+            outcome = run_case(find_case(ops, case), backend, device)
+            failure = outcome.failure.difference if outcome.failure else outcome.refused
+            _deliver(json_file, outcome, lambda: print(failure or "passed"))
+            raise typer.Exit(NEGATIVE if outcome.failure else 0)
+        report = verify(
+            backend,
+            ops=None if ops is None else _names(ops),
+            level=level,
+            device=device,
+            commit=commit,
+            on_progress=on_progress,
+        )
+    if json_file == "-":
+        print(report.to_json(), end="")
+    else:
+        if json_file is not None:
+            with _usage_errors():
+                Path(json_file).write_text(report.to_json(), encoding="utf-8")
+        print(report)
+    if report.failed:
+        raise typer.Exit(NEGATIVE)

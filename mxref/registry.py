@@ -162,10 +162,15 @@ def backends() -> tuple[str, ...]:
     return tuple(sorted({backend for _, backend in _offers()}))
 
 
+def offers() -> tuple[tuple[str, str], ...]:
+    """The (op, backend) of every kernel that installed packages offer, loaded or not."""
+    return tuple(sorted(_offers()))
+
+
 def kernels(backend: str) -> tuple[Kernel, ...]:
     """The kernels of `backend`, loaded. Raises ValueError for an unknown backend, RuntimeError for a broken one."""
     _check_backend(backend)
-    return tuple(kernel(op, backend) for op, b in sorted(_offers()) if b == backend)
+    return tuple(kernel(op, b) for op, b in offers() if b == backend)
 
 
 @functools.cache

@@ -1,0 +1,72 @@
+"""The values that tell right from wrong: every pattern where there are few, turning points, binades, and shapes."""
+
+import math
+from functools import lru_cache
+
+import torch
+
+from mxref.formats import BlockFormat, ElementFormat
+
+FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def every_pattern(dtype: torch.dtype) -> torch.Tensor:
+    """All 65,536 values of a 16-bit dtype."""
+    return torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype)
+
+
+def random_patterns(count: int, seed: int) -> torch.Tensor:
+    """Random float32 bit patterns: every exponent alike, NaN and Inf among them."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-(2**31), 2**31, (count,), generator=generator).to(torch.int32).view(torch.float32)
+
+
+def spread_normal(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Normal numbers of mixed magnitudes."""
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(shape, generator=generator) * torch.exp(2 * torch.randn(shape, generator=generator))).to(dtype)
+
+
+@lru_cache(maxsize=32)
+def turning_points(element: ElementFormat) -> torch.Tensor:
+    """Every value and midpoint of an element format, with its float32 neighbours, both signs, and the specials."""
+    values = torch.tensor([*element.positive, *element.midpoints, 2 * element.max, math.inf, math.nan, 2.0**-149])
+    near = torch.cat([values, values.nextafter(torch.tensor(0.0)), values.nextafter(torch.tensor(math.inf))])
+    return torch.cat([near, -near])
+
+
+@lru_cache(maxsize=32)
+def binades(format: BlockFormat) -> torch.Tensor:
+    """Float32 blocks, one a row: amax just below, at and above every power of two and every significand at which a scale
+    rule turns; the other elements are turning points of the element, scaled along."""
+    element, size = format.element, format.block_size
+    starts = torch.tensor([1.0, element.max / 2.0**element.emax, 1.5, 2 - 2.0 ** -(element.mantissa_bits + 1)])
+    starts = torch.cat([starts, starts.nextafter(torch.tensor(0.0)), starts.nextafter(torch.tensor(4.0))])
+    points = turning_points(element)
+    points = points[points.isfinite()]
+    exponents = torch.arange(-149, 128)
+    amax = torch.ldexp(starts.double(), exponents[:, None].double()).float().flatten()
+    picks = torch.randint(len(points), (len(amax), size), generator=torch.Generator().manual_seed(size))
+    unit = torch.ldexp(torch.ones((), dtype=torch.float64), exponents.double() - element.emax).repeat_interleave(len(starts))
+    rows = (points[picks].double() * unit[:, None]).float()
+    rows = torch.where(rows.abs() > amax[:, None], amax[:, None], rows)
+    rows[torch.arange(len(amax)), torch.arange(len(amax)) % size] = amax
+    return rows
+
+
+def special_blocks(size: int) -> torch.Tensor:
+    """Float32 blocks, one a row: zeros of both signs, one-hot, subnormals, NaN and Inf, alone and together."""
+    rows = torch.zeros(12, size)
+    rows[1] = -0.0
+    rows[2, size // 2] = 3.0
+    rows[3] = 2.0**-149
+    rows[4] = -(2.0**-130)
+    rows[5, 0] = math.nan
+    rows[6, -1] = math.inf
+    rows[7, 0], rows[7, -1] = -math.inf, math.nan
+    rows[8] = math.inf
+    rows[9] = 1.0
+    rows[9, 1::2] = -0.0
+    rows[10] = torch.finfo(torch.float32).max
+    rows[11, 0] = 1e-30
+    return rows
