@@ -1,7 +1,11 @@
 """Running cases: the reference on the CPU says what is right, the subject runs on its device."""
 
+import contextlib
+import multiprocessing
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,14 +27,16 @@ def verify(
     ops: Sequence[str] | None = None,
     level: int = 1,
     device: str = "cpu",
+    workers: int = 1,
     commit: str | None = None,
     on_progress: Callable[[str, int, int], None] | None = None,
 ) -> ConformanceReport:
     """Run every case of `ops` (None: all that the backend offers) up to `level` on `device`, and compare all bits.
 
     Each case runs twice, its memory poisoned before, so that unwritten outputs and chance show. A call that a kernel refuses
-    is counted as refused, with its reason; it neither passes nor fails. `commit` is what the record names (None: what git
-    says). `on_progress(op, done, cases)` is called as work proceeds. Raises ValueError for unknown names.
+    is counted as refused, with its reason; it neither passes nor fails. `workers` processes share the work, since most of it
+    is compiling kernels. `commit` is what the record names (None: what git says). `on_progress(op, done, cases)` is called
+    as work proceeds. Raises ValueError for unknown names.
     """
     if level not in LEVELS:
         raise ValueError(f"level={level!r}: expected one of {LEVELS}")
@@ -39,16 +45,33 @@ def verify(
     for op in chosen:
         if op not in OPS or op not in offered:
             raise ValueError(f"op={op!r}: expected one of {', '.join(op for op in OPS if op in offered)}")
-    outcomes = []
-    for op in chosen:
-        todo = list(cases(op, level))
-        for done, case in enumerate(todo):
+    if workers < 1:
+        raise ValueError(f"workers={workers!r}: expected an int >= 1")
+    totals = Counter(case.op for op in chosen for case in cases(op, level))
+    groups = list(dict.fromkeys((case.op, case.format) for op in chosen for case in cases(op, level)))
+    run = partial(_run_group, level=level, backend=backend, device=device)
+    done: Counter[str] = Counter()
+    found = {}
+    with contextlib.ExitStack() as stack:
+        if workers == 1:
+            results = map(run, groups)
+        else:
+            spawning = multiprocessing.get_context("spawn")
+            results = stack.enter_context(spawning.Pool(workers)).imap_unordered(run, groups, chunksize=1)
+        for outcomes in results:
+            op = outcomes[0].op
+            found[op, outcomes[0].format] = outcomes
+            done[op] += len(outcomes)
             if on_progress is not None:
-                on_progress(op, done, len(todo))
-            outcomes.append(run_case(case, backend, device))
-        if on_progress is not None:
-            on_progress(op, len(todo), len(todo))
-    return ConformanceReport(backend=backend, level=level, outcomes=tuple(outcomes), **environment(device, commit))
+                on_progress(op, done[op], totals[op])
+    ordered = tuple(outcome for group in groups for outcome in found[group])
+    return ConformanceReport(backend=backend, level=level, outcomes=ordered, **environment(device, commit))
+
+
+def _run_group(group: tuple[str, str], level: int, backend: str, device: str) -> list[Outcome]:
+    """The outcomes of the cases of one op and format."""
+    op, format = group
+    return [run_case(case, backend, device) for case in cases(op, level) if case.format == format]
 
 
 def run_case(case: Case, backend: str, device: str) -> Outcome:
