@@ -81,7 +81,7 @@ def main() -> int:
             ms, copied = device_ms(run), copy_ms(moved)
             rows.append({"name": name, "size": list(size), "ms": ms, "copy_ms": copied, "of_a_copy": copied / ms})
             print(
-                f"{str(size):<16} {name:<40} {1e3 * ms:9.1f} us  {moved / ms / 1e9:6.2f} TB/s  {copied / ms:5.2f} of a copy"
+                f"{str(size):<16} {name:<40} {1e3 * ms:9.1f} us  {moved / ms / 1e9:5.2f} TB/s  {copied / ms:.2f} of a copy"
             )
     if arguments.json:
         with open(arguments.json, "w") as file:

@@ -1,7 +1,7 @@
 """The `mxref` command: a thin layer over the library.
 
-Exit codes: 0 all well; 1 a negative result (a model whose loss is not a number, bits that differ); 2 bad usage, explained in a line
-or two on stderr; 130 interrupted. `--json FILE` writes what a command found for machines (`-`: to stdout, instead
+Exit codes: 0 all well; 1 a negative result (a model whose loss is not a number, bits that differ); 2 bad usage,
+explained in a line or two on stderr; 130 interrupted. `--json FILE` writes what a command found for machines (`-`: to stdout, instead
 of the text for people).
 """
 
@@ -443,6 +443,7 @@ def verify_command(
     case: Annotated[str | None, typer.Option(metavar="ID", help="One case of the one op given by --op.")] = None,
     level: Annotated[int, typer.Option(metavar="1|2", help="2 adds what is large.")] = 1,
     device: Annotated[str, typer.Option(help="Torch device on which BACKEND runs.")] = "cpu",
+    workers: Annotated[int, typer.Option(metavar="N", help="Processes that share the work.")] = 1,
     commit: Annotated[
         str | None, typer.Option(metavar="HASH", help="Commit that the record names (default: git's).")
     ] = None,
@@ -464,6 +465,7 @@ def verify_command(
             ops=None if ops is None else _names(ops),
             level=level,
             device=device,
+            workers=workers,
             commit=commit,
             on_progress=on_progress,
         )
