@@ -57,7 +57,7 @@ def verify(
             results = map(run, groups)
         else:
             spawning = multiprocessing.get_context("spawn")
-            results = stack.enter_context(spawning.Pool(workers)).imap_unordered(run, groups, chunksize=1)
+            results = stack.enter_context(spawning.Pool(workers, torch.set_num_threads, (1,))).imap_unordered(run, groups)
         for outcomes in results:
             op = outcomes[0].op
             found[op, outcomes[0].format] = outcomes
