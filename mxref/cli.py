@@ -1,8 +1,8 @@
 """The `mxref` command: a thin layer over the library.
 
 Exit codes: 0 all well; 1 a negative result (a model whose loss is not a number, bits that differ); 2 bad usage,
-explained in a line or two on stderr; 130 interrupted. `--json FILE` writes what a command found for machines (`-`: to stdout, instead
-of the text for people).
+explained in a line or two on stderr; 130 interrupted. `--json FILE` writes what a command found for machines (`-`: to
+stdout, instead of the text for people).
 """
 
 import contextlib

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 import mxref
-from tests.environment import environment
+from mxref.conformance.report import environment
 
 CHUNK = 1 << 24
 INF = 0x7F800000

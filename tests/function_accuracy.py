@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from mxref import functions
-from tests.environment import environment
+from mxref.conformance.report import environment
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:

@@ -115,7 +115,7 @@ class ConformanceReport:
         return "\n".join(lines)
 
 
-def environment(device: str, commit: str | None) -> dict[str, str | None]:
+def environment(device: str, commit: str | None, *packages: str) -> dict[str, str | None]:
     """Device name, versions, date and commit (`commit`, or what git says about the working tree)."""
     if commit is None:
         asked = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True)
@@ -128,6 +128,7 @@ def environment(device: str, commit: str | None) -> dict[str, str | None]:
         "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.processor() or device,
         "torch": torch.__version__,
         "triton": triton,
+        **{package: importlib.metadata.version(package) for package in packages},
         "python": platform.python_version(),
         "commit": commit,
         "date": datetime.date.today().isoformat(),
