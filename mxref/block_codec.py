@@ -80,13 +80,18 @@ def _element_codes(
     scale = decode_codes(scales, format.scale)
     order = ENCODE_ORDERS[recipe.encode_order]
     if format.scale.is_power_of_two:
-        # Exact, but for products below 2^-126, which are far below every midpoint of the element.
-        multiplier = reciprocal(scale)
+        multiplier = reciprocal(scale)  # exact, and so are products, but for those below 2^-126
     elif order.multiplier is None:
         return encode_quotient(x, (scale.double() * tensor.stored.double())[:, None], format.element)
     else:
         multiplier = order.multiplier(scale, tensor)
     quotient = x * multiplier[:, None]
+    if not format.scale.is_power_of_two:
+        quotient = torch.where(quotient.isnan(), x, quotient)  # 0 * Inf is the 0, Inf * 0 the Inf
+    elif recipe.rounding == "away_from_zero" or recipe.negative_zero == "drop_quotient":
+        # A product that underflows is still not zero. Other choices cannot tell: every midpoint is far above.
+        tiny = torch.copysign(torch.full_like(x, 2.0**-126), x)
+        quotient = torch.where((x != 0) & (quotient.abs() < 2.0**-126), tiny, quotient)
     codes = round_to_codes(quotient, format.element, recipe.rounding, recipe.overflow, random_words)
     if recipe.negative_zero == "drop_quotient":
         codes.masked_fill_(quotient == 0, 0)

@@ -44,6 +44,8 @@ class BlockTensor:
         object.__setattr__(self, "recipe", resolve_recipe(self.recipe, self.format))
         check_codes("codes", self.codes, self.format.element)
         check_codes("scales", self.scales, self.format.scale)
+        if any(isinstance(part, torch.Tensor) and part.device != self.device for part in (self.scales, self.tensor_scale)):
+            raise ValueError(f"codes is on {self.device}, scales or tensor_scale elsewhere: expected one device")
         object.__setattr__(self, "axis", _blocked_axis("codes", self.codes, self.axis, self.recipe))
         expected = self._grid.scale_shape
         if tuple(self.scales.shape) != expected:
@@ -94,6 +96,8 @@ class BlockTensor:
 
     def __getitem__(self, index: int | slice | torch.Tensor) -> "BlockTensor":
         """Part of the first axis, e.g. one expert of `[E, N, K]` or some rows of `[M, K]`."""
+        if isinstance(index, bool) or not isinstance(index, (int, slice, torch.Tensor)):
+            raise TypeError(f"index {index!r}: expected an int, a slice or a tensor of indices, for the first axis alone")
         if self.ndim + self.axis == 0 or (self.recipe.block_rows > 1 and self.ndim == 2):
             raise IndexError("the first axis is a blocked one: its blocks cannot be taken apart")
         codes, scale = self.codes[index], self.tensor_scale
@@ -103,6 +107,11 @@ class BlockTensor:
             elif codes.ndim < self.ndim:
                 scale = scale[0]
         return BlockTensor.trusted(codes, self.scales[index], scale, self.format, self.recipe, self.axis)
+
+    def to(self, device: str | torch.device) -> "BlockTensor":
+        """The same tensor on `device`."""
+        scale = None if self.tensor_scale is None else self.tensor_scale.to(device)
+        return BlockTensor.trusted(self.codes.to(device), self.scales.to(device), scale, self.format, self.recipe, self.axis)
 
     def __repr__(self) -> str:
         scale = "none" if self.tensor_scale is None else list(self.tensor_scale.shape)
@@ -332,7 +341,7 @@ def check_quantize(x, format, recipe, tensor_scale, axis, seed) -> QuantizeCall:
             raise ValueError(f"tensor_scale={tensor_scale!r}: {format.name} has no tensor scale")
         if tensor_scale == "per_row" and grid.block_rows > 1:
             raise ValueError(f"tensor_scale='per_row': blocks of block_rows={grid.block_rows} rows must share it")
-        if tensor_scale == "per_expert" and (x.ndim < 2 or axis == -x.ndim):
+        if tensor_scale == "per_expert" and (x.ndim < 2 + (grid.block_rows > 1) or axis == -x.ndim):
             raise ValueError(f"tensor_scale='per_expert': x {list(x.shape)} is not [E, ...] blocked along another axis")
         tensor_scale = None if tensor_scale == "none" else tensor_scale
     elif tensor_scale is not None:
@@ -376,6 +385,7 @@ def check_tensor_scale(given: torch.Tensor, grid: Grid, format: BlockFormat) -> 
     if not format.tensor_scale:
         raise ValueError(f"tensor_scale is given: {format.name} has no tensor scale")
     check_scale("tensor_scale", given, f" or one of {', '.join(TENSOR_SCALES)}")
+    given = given.detach()
     if given.numel() == 1 and given.ndim <= 1:
         return given.reshape(())
     sizes, axes, axis = grid.shape, len(grid.shape), grid.axis

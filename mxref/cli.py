@@ -23,6 +23,7 @@ from mxref.recipes import RECIPES
 
 NEGATIVE, BAD_USAGE, INTERRUPTED = 1, 2, 130
 PLAIN_WIDTH = 140  # columns where the output is no terminal
+PLOT_TYPES = (".png", ".svg", ".pdf", ".jpg", ".eps")
 
 app = typer.Typer(
     name="mxref",
@@ -167,6 +168,11 @@ def evaluate_command(
     if weights_only and (activations is not None or act_recipe is not None):
         other = "--activations" if activations is not None else "--act-recipe"
         _fail(f"--weights-only and {other} contradict each other; expected one of the two")
+    for option, path in (("--json", json_file), ("--csv", csv_file), ("--plot", plot_file)):
+        if path not in (None, "-") and not Path(path).absolute().parent.is_dir():
+            _fail(f"{option}={str(path)!r}: its directory does not exist")
+    if plot_file is not None and plot_file.suffix not in PLOT_TYPES:
+        _fail(f"--plot={str(plot_file)!r}: expected a file name that ends in {', '.join(PLOT_TYPES)}")
     from mxref.models import evaluate as evaluation
 
     asked = {"window": window, "tokens": tokens}
@@ -203,7 +209,8 @@ def _write_report(report: EvaluationReport, json_file: str | None, csv_file: Pat
     if json_file == "-":
         print(report.to_json(), end="")
     else:
-        _print(report.table())
+        console = Console()
+        _print(report.table(console.width if console.is_terminal else PLAIN_WIDTH))
     with _usage_errors():
         if json_file not in (None, "-"):
             Path(json_file).write_text(report.to_json(), encoding="utf-8")
@@ -378,7 +385,10 @@ def _formats_of(recipe: mxref.Recipe) -> list[str]:
 
 
 def _recipe_facts(recipe: mxref.Recipe) -> dict:
-    return {field.name: getattr(recipe, field.name) for field in fields(recipe)}
+    facts = {field.name: getattr(recipe, field.name) for field in fields(recipe)}
+    if recipe.scale_rule != "amax":  # these say something of scales with a mantissa only
+        facts |= dict.fromkeys(("encode_order", "decode_order", "scale_max"))
+    return facts
 
 
 @app.command("explain", context_settings={"ignore_unknown_options": True})

@@ -5,6 +5,7 @@ library rounding mode can change it. Random bits for stochastic rounding are Phi
 seed and of the element's index, so they do not depend on layout, device or batch.
 """
 
+import struct
 from functools import lru_cache
 
 import torch
@@ -47,7 +48,7 @@ def encode(
     [0, 2, 6, 8, 7]
     """
     element = check_encode(x, element, rounding, overflow, seed)
-    x = x.detach().float()
+    x = x.detach().resolve_neg().float()
     random_words = None
     if rounding == "stochastic":
         random_words = philox(seed, torch.arange(x.numel(), device=x.device).reshape(x.shape))
@@ -151,16 +152,24 @@ def decode_codes(codes: torch.Tensor, element: ElementFormat) -> torch.Tensor:
     return value_table(element, codes.device)[codes.int()]
 
 
-@lru_cache(maxsize=64)
 def value_table(element: ElementFormat, device: torch.device) -> torch.Tensor:
     """Values of all codes, float32 `[2**bits]`."""
+    if type(torch.empty(0)) is not torch.Tensor:  # a tracer's fake tensor must not outlive its trace
+        return _new_value_table(element, device)
+    return _kept_value_table(element, device)
+
+
+def _new_value_table(element: ElementFormat, device: torch.device) -> torch.Tensor:
     with torch.inference_mode(False):
         return torch.tensor(element.values, dtype=torch.float32, device=device)
 
 
+_kept_value_table = lru_cache(maxsize=64)(_new_value_table)
+
+
 def float_bits(value: float) -> int:
-    """Bits of a non-negative Python float that float32 represents exactly."""
-    return int(torch.tensor(value, dtype=torch.float32).view(torch.int32))
+    """Bits of a Python float that float32 represents exactly."""
+    return struct.unpack("<i", struct.pack("<f", value))[0]
 
 
 def split(magnitude: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -95,6 +95,10 @@ class ElementFormat:
             raise ValueError(f"{self.name}: a float format needs exponent_bits >= 1; use kind='integer'")
         if self.specials == "ieee" and self.mantissa_bits == 0:
             raise ValueError(f"{self.name}: specials='ieee' needs mantissa bits to tell Inf from NaN")
+        if self.max <= 0:
+            raise ValueError(f"{self.name}: it has no value but zero")
+        if self.kind == "float" and self.zero and self.min_exponent < 1 - FLOAT_BIAS:
+            raise ValueError(f"{self.name}: its smallest normal value 2^{self.min_exponent} is a float32 subnormal")
         if not (FLOAT_SMALLEST <= self.quantum and self.emax <= FLOAT_BIAS):
             raise ValueError(f"{self.name}: float32 must hold every value ({self.max} and multiples of {self.quantum})")
 

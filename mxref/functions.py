@@ -46,7 +46,7 @@ def _exp(x: torch.Tensor) -> torch.Tensor:
 
 
 def _sigmoid(x: torch.Tensor) -> torch.Tensor:
-    e = _exp(-x.abs())
+    e = _exp(torch.where(x < 0, x, -x))  # -|x|, with the derivative of -x at 0
     return torch.where(x < 0, e, 1.0) / (1.0 + e)
 
 

@@ -16,7 +16,7 @@ import torch
 
 from mxref.blocks import BlockTensor, dequantize
 from mxref.elements import canonical, check_codes, check_dtype, check_float, decode_codes, ldexp, reciprocal
-from mxref.formats import ElementFormat, check_choice, check_type, element_format
+from mxref.formats import FLOAT_MAX, ElementFormat, check_choice, check_type, element_format
 from mxref.registry import op
 
 SEMANTICS = ("blockwise", "dequantized")
@@ -206,7 +206,8 @@ def _tensor_factor(q: BlockTensor) -> torch.Tensor:
 def _exact_dot(a: ElementFormat, b: ElementFormat, length: int, device: torch.device):
     """The function of decoded values `[M, n]`, `[N, n]` that gives their exact dots, rounded once to float32."""
     bits = dot_bits(a, b, length)
-    if bits <= _FLOAT32_BITS:
+    in_range = a.quantum * b.quantum >= 2.0**-149 and length * a.max * b.max <= FLOAT_MAX  # of float32's exponents
+    if bits <= _FLOAT32_BITS and in_range:
         return lambda x, y: x @ y.T
     if device.type == "mps":
         raise ValueError(f"device 'mps' has no float64, which an exact {a.name} x {b.name} product needs: use 'cpu'")

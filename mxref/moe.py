@@ -94,6 +94,8 @@ def route(
         weights = softmax(weights)
     elif renormalize:
         weights = weights / sum_in_order(weights, dim=-1)[:, None]
+    if weights.isnan().any():
+        raise ValueError("logits: the chosen scores of a token are all 0 or not numbers: they have no weights")
     return ids, weights * scaling_factor
 
 
@@ -135,8 +137,9 @@ def moe_experts(
     `apply_router_weight_on_input`: top-1 only; x times weight, rounded to `x`'s dtype, and no weight at the end.
     `round_per_slot`: dtype that each weighted slot term is rounded to. `expert_map`: int64 `[E_global]`, the
     local index of an expert or -1; slots of foreign experts are +0. `seed`: for a recipe with stochastic
-    rounding; element (token, column) uses random word token * width + column. `semantics`: as in `matmul`;
-    with `dequantized`, operands are decoded to the dtype of the rows: `x`'s, then the intermediate's.
+    rounding; element (token, column) uses random word token * width + column, with token a row of `x`.
+    `semantics`: as in `matmul`; with `dequantized`, operands are decoded to the dtype of the rows: `x`'s, then the
+    intermediate's.
 
     Order: quantize x -> product, alpha, bias13 -> round -> activation, round -> quantize -> product, alpha,
     bias2 -> times router weight in float32 -> from +0 add slots 0 ... k-1 in float32 -> round to `out_dtype`
@@ -250,7 +253,10 @@ def _activation_scales(format, scales, recipe, seed, experts: int) -> dict[str, 
             raise ValueError("act_tensor_scales, act_recipe and seed need act_format: without it nothing is quantized")
         return dict.fromkeys(QUANTIZATION_POINTS)
     format = block_format(format, "act_format")
-    check_seed(seed, resolve_recipe(recipe, format, "act_recipe").rounding)
+    recipe = resolve_recipe(recipe, format, "act_recipe")
+    check_seed(seed, recipe.rounding)
+    if recipe.block_rows > 1:
+        raise ValueError(f"act_recipe {recipe.name!r} has blocks of {recipe.block_rows} rows: tokens may not share scales")
     if scales is None:
         return dict.fromkeys(QUANTIZATION_POINTS, "per_row" if format.tensor_scale else None)
     if not format.tensor_scale:

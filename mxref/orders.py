@@ -45,7 +45,7 @@ def _float32_ratio(a: float, b: float) -> float:
 
 def _nvidia_from_amax(amax: torch.Tensor, largest: float) -> TensorScale:
     forward = torch.where(amax == 0, 1.0, (torch.full_like(amax, largest) / amax).clamp(max=FLOAT_MAX))
-    return TensorScale(reciprocal(forward), forward)
+    return TensorScale(reciprocal(forward).clamp(max=FLOAT_MAX), forward)
 
 
 def _nvidia_given(stored: torch.Tensor) -> TensorScale:

@@ -91,8 +91,12 @@ class Recipe:
             check_type("transform", self.transform, Hadamard)
         if self.search != "none" and (self.search == "mse") == (self.scale_rule == "amax"):
             raise ValueError(f"search={self.search!r} does not go with scale_rule={self.scale_rule!r}")
-        if self.encode_order == "exact" and (self.rounding, self.negative_zero) != ("nearest_even", "keep"):
-            raise ValueError("encode_order='exact' is defined with rounding='nearest_even' and negative_zero='keep' only")
+        choices = (self.rounding, self.overflow, self.negative_zero)
+        if self.encode_order == "exact" and choices != ("nearest_even", "saturate", "keep"):
+            given = f"(rounding, overflow, negative_zero) = {choices}"
+            raise ValueError(f"encode_order='exact' with {given}: expected nearest_even, saturate, keep")
+        if self.inf == "saturate" and self.overflow == "special":
+            raise ValueError("inf='saturate' and overflow='special': expected the same of an Inf as of what overflows")
 
     @property
     def tensor_scale_direction(self) -> str:
@@ -167,6 +171,8 @@ def resolve_recipe(recipe: str | Recipe | None, format: BlockFormat, argument: s
         )
     if recipe.overflow == "special" and format.element.specials == "none":
         raise ValueError(f"{argument} {recipe.name!r} has overflow='special': {format.element.name} has neither Inf nor NaN")
+    if recipe.zero_block == "one" and 1.0 not in format.scale.positive:
+        raise ValueError(f"{argument} {recipe.name!r} has zero_block='one': {format.scale.name} has no value 1.0")
     if recipe.scale_max is not None and recipe.scale_max > format.scale.max:
         raise ValueError(f"{argument} {recipe.name!r} has scale_max={recipe.scale_max}: expected <= {format.scale.max}")
     return recipe

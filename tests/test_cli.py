@@ -137,7 +137,11 @@ def test_eval_refuses_a_model_that_is_quantized_already(directory, tmp_path):
 
 def test_eval_says_where_a_report_cannot_be_written(evaluate, tmp_path):
     result = evaluate("--formats", "mxint8", "--weights-only", "--csv", tmp_path / "no" / "r.csv")
-    assert result.exit_code == 2 and "No such file or directory" in result.stderr
+    assert result.exit_code == 2 and "its directory does not exist" in result.stderr and not result.stdout
+    result = evaluate("--formats", "mxint8", "--weights-only", "--plot", tmp_path / "r.xyz")
+    assert result.exit_code == 2 and "ends in .png" in result.stderr and not result.stdout
+    result = evaluate("--formats", "mxint8", "--weights-only", "--csv", tmp_path)
+    assert result.exit_code == 2 and "Is a directory" in result.stderr
     assert "mxint8" in result.stdout  # the table is not lost
 
 

@@ -77,7 +77,7 @@ def test_the_reference_stays_small():
     """The formats and their arithmetic: everything but the dispatch to kernels."""
     counted = [*ORDER[ORDER.index("formats") :], "__init__"]
     lines = sum(len((PACKAGE / f"{module}.py").read_text().splitlines()) for module in counted)
-    assert lines <= 2660
+    assert lines <= 2700
 
 
 def test_format_constants_live_in_formats_alone():

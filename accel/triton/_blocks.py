@@ -28,12 +28,22 @@ from accel.triton._tiles import (
 
 
 @triton.jit
-def places(block, k, row_blocks, inner, stride_outer, stride_k, stride_inner, SIZE: tl.constexpr):
-    """(offsets `[BLOCKS, SIZE]` in a strided tensor, int64; positions along K)."""
-    along = block // inner
-    position = (along % row_blocks)[:, None] * SIZE + k[None, :]
-    base = (along // row_blocks).to(tl.int64) * stride_outer + (block % inner).to(tl.int64) * stride_inner
-    return base[:, None] + position.to(tl.int64) * stride_k, position
+def places(pointer, block, k, row_blocks, inner, stride_outer, stride_k, stride_inner, BLOCKS: tl.constexpr,
+           SIZE: tl.constexpr, FLAT: tl.constexpr):  # fmt: skip
+    """Pointers `[BLOCKS, SIZE]` to the elements of blocks. `FLAT`: the blocks are one run of memory."""
+    if FLAT:
+        start = tl.program_id(0).to(tl.int64) * (BLOCKS * SIZE)
+        return pointer + start + (tl.arange(0, BLOCKS)[:, None] * SIZE + k[None, :])
+    else:
+        along = block // inner
+        base = (along // row_blocks).to(tl.int64) * stride_outer + (block % inner).to(tl.int64) * stride_inner
+        return pointer + base[:, None] + positions(block, k, row_blocks, inner, SIZE).to(tl.int64) * stride_k
+
+
+@triton.jit
+def positions(block, k, row_blocks, inner, SIZE: tl.constexpr):
+    """Where along K the elements of blocks lie."""
+    return (block // inner % row_blocks)[:, None] * SIZE + k[None, :]
 
 
 @triton.jit
@@ -74,8 +84,8 @@ def multiplier(scale, stored, forward, ORDER: tl.constexpr):
 def encode_kernel(
     x_ptr, out_ptr, scales_ptr, stored_ptr, forward_ptr, seed, blocks, row_blocks, k_size, inner,
     x_outer, x_k, x_inner, out_outer, out_k, out_inner,
-    BLOCKS: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.constexpr, CODES_OUT: tl.constexpr, STORED: tl.constexpr,
-    TENSOR_SCALE: tl.constexpr, PER_ROW: tl.constexpr,
+    BLOCKS: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.constexpr, FLAT: tl.constexpr,
+    CODES_OUT: tl.constexpr, STORED: tl.constexpr, TENSOR_SCALE: tl.constexpr, PER_ROW: tl.constexpr,
     POWER_OF_TWO: tl.constexpr, SCALE_NAN: tl.constexpr, SCALE_MAX_CODE: tl.constexpr, SCALE_MANTISSA: tl.constexpr,
     SCALE_LOWEST: tl.constexpr, SCALE_MAX_BITS: tl.constexpr, SCALE_UNBIAS: tl.constexpr, SIXTH: tl.constexpr,
     MANTISSA: tl.constexpr, LOWEST: tl.constexpr, MAX_BITS: tl.constexpr, MAX_CODE: tl.constexpr,
@@ -87,11 +97,11 @@ def encode_kernel(
     """Quantize blocks: codes and scales out (`CODES_OUT`), or the values that they decode to."""
     block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
     k = tl.arange(0, SIZE)
-    offsets, position = places(block, k, row_blocks, inner, x_outer, x_k, x_inner, SIZE)
     present = (block < blocks)[:, None]
     if not WHOLE:
-        present = present & (position < k_size)
-    x = widen(tl.load(x_ptr + offsets, mask=present, other=0))
+        present = present & (positions(block, k, row_blocks, inner, SIZE) < k_size)
+    x_places = places(x_ptr, block, k, row_blocks, inner, x_outer, x_k, x_inner, BLOCKS, SIZE, FLAT)
+    x = widen(tl.load(x_places, mask=present, other=0))
 
     amax = tl.max(bits_of(x) & MAGNITUDE, axis=1)
     poisoned = amax >= INF if INF_POISONS else amax > INF
@@ -109,10 +119,14 @@ def encode_kernel(
             scale = tl.where(amax == INF, SCALE_MAX_CODE, scale)
         factor = decode_power(scale)
         quotient = x * inverse_power(scale)[:, None]
+        if ROUNDING == "away_from_zero" or NEGATIVE_ZERO == "drop_quotient":
+            tiny = float_of((bits_of(x) & ~MAGNITUDE) | 0x800000)  # 2^-126: a product that underflows is still not zero
+            quotient = tl.where((x != 0.0) & (tl.abs(quotient) < 1.1754943508222875e-38), tiny, quotient)
     else:
         scale = block_scale(amax, forward, ORDER, SIXTH, SCALE_MANTISSA, SCALE_LOWEST, SCALE_MAX_BITS, SCALE_MAX_CODE)
         factor = decode_magnitude(scale, SCALE_MANTISSA, SCALE_UNBIAS, SCALE_MAX_CODE, -1, SCALE_MAX_CODE + 1)
         quotient = x * multiplier(factor, stored, forward, ORDER)[:, None]
+        quotient = tl.where(quotient != quotient, x, quotient)  # 0 * Inf is the 0, Inf * 0 the Inf
     if ZERO_SCALE > 0:
         scale = tl.where(amax == 0, ZERO_SCALE, scale)
         if POWER_OF_TWO:
@@ -122,16 +136,17 @@ def encode_kernel(
 
     words = x
     if ROUNDING == "stochastic":
-        index, _ = places(block, k, row_blocks, inner, k_size.to(tl.int64) * inner, inner, 1, SIZE)
+        lines = (block // inner // row_blocks).to(tl.int64) * k_size * inner + block % inner
+        index = lines[:, None] + positions(block, k, row_blocks, inner, SIZE).to(tl.int64) * inner
         words, _, _, _ = tl.randint4x(seed, index)
     quotient = tl.where(poisoned[:, None], 0.0, quotient)
     code = round_to_code(quotient, words, ROUNDING, SPECIAL, MANTISSA, LOWEST, MAX_BITS, MAX_CODE)
 
-    target, _ = places(block, k, row_blocks, inner, out_outer, out_k, out_inner, SIZE)
+    target = places(out_ptr, block, k, row_blocks, inner, out_outer, out_k, out_inner, BLOCKS, SIZE, FLAT)
     if CODES_OUT:
         code = with_sign(code, quotient, SIGN_SHIFT, INTEGER, SPECIAL, MAX_CODE, INF_CODE >= 0)
         code = without_zero_sign(code, quotient, NEGATIVE_ZERO, INTEGER, SIGN_SHIFT)
-        tl.store(out_ptr + target, code.to(tl.uint8), mask=present)
+        tl.store(target, code.to(tl.uint8), mask=present)
         tl.store(scales_ptr + block, tl.where(poisoned, SCALE_NAN, scale).to(tl.uint8), mask=block < blocks)
     else:
         if TENSOR_SCALE:
@@ -149,7 +164,7 @@ def encode_kernel(
             elif NEGATIVE_ZERO == "drop_quotient":
                 sign = tl.where(quotient == 0.0, 0, sign)
             value = float_of(bits_of(value) | sign)
-        tl.store(out_ptr + target, narrow(value * factor[:, None], STORED), mask=present)
+        tl.store(target, narrow(value * factor[:, None], STORED), mask=present)
 
 
 @triton.jit
@@ -165,7 +180,7 @@ def without_zero_sign(code, quotient, NEGATIVE_ZERO: tl.constexpr, INTEGER: tl.c
 def decode_kernel(
     codes_ptr, scales_ptr, stored_ptr, out_ptr, blocks, row_blocks, k_size, inner,
     codes_outer, codes_k, codes_inner, out_outer, out_k, out_inner,
-    BLOCKS: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.constexpr, STORED: tl.constexpr,
+    BLOCKS: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.constexpr, FLAT: tl.constexpr, STORED: tl.constexpr,
     TENSOR_SCALE: tl.constexpr, PER_ROW: tl.constexpr, DIVIDE: tl.constexpr,
     POWER_OF_TWO: tl.constexpr, SCALE_MAX_CODE: tl.constexpr, SCALE_MANTISSA: tl.constexpr, SCALE_UNBIAS: tl.constexpr,
     MANTISSA: tl.constexpr, MAX_CODE: tl.constexpr, SIGN_SHIFT: tl.constexpr, INTEGER: tl.constexpr,
@@ -174,12 +189,12 @@ def decode_kernel(
     """Decode blocks of codes (a byte each) and row-major scales."""
     block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
     k = tl.arange(0, SIZE)
-    offsets, position = places(block, k, row_blocks, inner, codes_outer, codes_k, codes_inner, SIZE)
     inside = block < blocks
     present = inside[:, None]
     if not WHOLE:
-        present = present & (position < k_size)
-    code = tl.load(codes_ptr + offsets, mask=present, other=0).to(tl.int32)
+        present = present & (positions(block, k, row_blocks, inner, SIZE) < k_size)
+    code_places = places(codes_ptr, block, k, row_blocks, inner, codes_outer, codes_k, codes_inner, BLOCKS, SIZE, FLAT)
+    code = tl.load(code_places, mask=present, other=0).to(tl.int32)
     scale = tl.load(scales_ptr + block, mask=inside, other=0).to(tl.int32)
     if POWER_OF_TWO:
         factor = decode_power(scale)
@@ -189,23 +204,24 @@ def decode_kernel(
         stored = tensor_scales(stored_ptr, tl.minimum(block, blocks - 1), row_blocks, inner, PER_ROW)
         factor = tl.div_rn(factor, stored) if DIVIDE else factor * stored
     value = decode_code(code, MANTISSA, MAX_CODE, SIGN_SHIFT, INTEGER, UNBIAS, INF_CODE)
-    target, _ = places(block, k, row_blocks, inner, out_outer, out_k, out_inner, SIZE)
-    tl.store(out_ptr + target, narrow(value * factor[:, None], STORED), mask=present)
+    target = places(out_ptr, block, k, row_blocks, inner, out_outer, out_k, out_inner, BLOCKS, SIZE, FLAT)
+    tl.store(target, narrow(value * factor[:, None], STORED), mask=present)
 
 
 @triton.jit
 def amax_kernel(
     x_ptr, amax_ptr, blocks, row_blocks, k_size, inner, x_outer, x_k, x_inner,
-    BLOCKS: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.constexpr, PER_ROW: tl.constexpr,
+    BLOCKS: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.constexpr, FLAT: tl.constexpr, PER_ROW: tl.constexpr,
 ):  # fmt: skip
     """Largest finite magnitude, as float32 bits, of the tensor or of each row of `[outer, inner]`; over zeros."""
     block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
-    offsets, position = places(block, tl.arange(0, SIZE), row_blocks, inner, x_outer, x_k, x_inner, SIZE)
+    k = tl.arange(0, SIZE)
     inside = block < blocks
     present = inside[:, None]
     if not WHOLE:
-        present = present & (position < k_size)
-    magnitude = bits_of(widen(tl.load(x_ptr + offsets, mask=present, other=0))) & MAGNITUDE
+        present = present & (positions(block, k, row_blocks, inner, SIZE) < k_size)
+    x_places = places(x_ptr, block, k, row_blocks, inner, x_outer, x_k, x_inner, BLOCKS, SIZE, FLAT)
+    magnitude = bits_of(widen(tl.load(x_places, mask=present, other=0))) & MAGNITUDE
     magnitude = tl.where(magnitude < INF, magnitude, 0)
     if PER_ROW:
         row = block // inner // row_blocks * inner + block % inner

@@ -72,7 +72,9 @@ class Geometry:
         self.row_blocks = -(-self.k // block_size)
         self.blocks = self.outer * self.row_blocks * self.inner
         self.tile = max(1, TILE_ELEMENTS // block_size)
-        self.constants = {"BLOCKS": self.tile, "SIZE": block_size, "WHOLE": self.k % block_size == 0}
+        whole = self.k % block_size == 0
+        flat = whole and self.inner == 1 and x.is_contiguous()  # then all blocks are one run of memory
+        self.constants = {"BLOCKS": self.tile, "SIZE": block_size, "WHOLE": whole, "FLAT": flat}
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:

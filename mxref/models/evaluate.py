@@ -224,7 +224,9 @@ def _load(model: Any, tokenizer: Any, device: Any) -> tuple[nn.Module, Any, str]
             config = transformers.AutoConfig.from_pretrained(path)
             if getattr(config, "quantization_config", None) is not None:
                 raise ValueError("it is quantized already; evaluation quantizes an unquantized model")
-            model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype="auto")
+            model, loaded = transformers.AutoModelForCausalLM.from_pretrained(path, dtype="auto", output_loading_info=True)
+            if loaded["missing_keys"]:
+                raise ValueError(f"it lacks {len(loaded['missing_keys'])} weights, {min(loaded['missing_keys'])} among them")
     if isinstance(tokenizer, (str, os.PathLike)):
         path = os.fspath(tokenizer)
         with _explained("tokenizer", path, "a directory with a transformers tokenizer (tokenizer.json)"):
@@ -232,7 +234,7 @@ def _load(model: Any, tokenizer: Any, device: Any) -> tuple[nn.Module, Any, str]
     if device is not None:
         try:
             model = model.to(device)
-        except (RuntimeError, AssertionError) as failure:
+        except (RuntimeError, AssertionError, NotImplementedError) as failure:
             raise ValueError(f"device={str(device)!r}: {str(failure).splitlines()[0]}") from failure
     return model, tokenizer, name
 
@@ -245,8 +247,8 @@ def _explained(argument: str, path: str, expected: str) -> Iterator[None]:
         raise ValueError(f"{argument}={path!r}: no such directory; expected {expected}")
     try:
         yield
-    except (OSError, ValueError, KeyError) as failure:
-        reason = str(failure).strip().splitlines()[0]
+    except Exception as failure:  # whatever a broken file makes transformers or safetensors raise
+        reason = (str(failure).strip() or type(failure).__name__).splitlines()[0]
         raise ValueError(f"{argument}={path!r}: {reason} (expected {expected})") from failure
 
 

@@ -15,11 +15,14 @@ CONVENTIONS = {
     "bits_per_byte": "summed negative log-likelihood / ln 2 / UTF-8 bytes of the scored tokens' text",
     "perplexity": "exp(negative log-likelihood / scored tokens)",
     "word_perplexity": "exp(negative log-likelihood / words that begin in the scored text), a word being a run of non-space",
-    "change": "bits per byte minus the unquantized model's in the same evaluation; +- is its standard error, paired by "
+    "change": "bits per byte minus the unquantized model's in the same evaluation; ± is its standard error, paired by "
     "window (of a ratio of sums over windows)",
     "bits_per_weight": "codes, block scales and tensor scales over the quantized tensors",
     "snr_db": "10 log10(sum w^2 / sum (w - quantized w)^2), the mean over the quantized weight matrices",
 }
+
+
+_DROPPED_FIRST = ("ppl/word", "ppl/token", "recipe", "SNR dB", "bits/weight")  # by a table on a narrow terminal
 
 
 def json_text(value: Any) -> str:
@@ -109,32 +112,33 @@ class EvaluationReport:
         writer.writerows([getattr(row, name) for name in names] for row in self.rows)
         return text.getvalue()
 
-    def table(self):
-        """The rows as a `rich.table.Table`; ImportError names the extra where rich is missing."""
+    def table(self, width: int = 140):
+        """The rows as a `rich.table.Table` for `width` columns; ImportError names the extra where rich is missing."""
         try:
             from rich.table import Table
         except ImportError as missing:
             raise ImportError("tables need rich: pip install 'mxref[models]'") from missing
+        columns = {
+            "weights": [row.weights for row in self.rows],
+            "activations": [row.activations for row in self.rows],
+            "bits/byte": [f"{row.bits_per_byte:.4f}" for row in self.rows],
+            "change": [_number(row.change, "+.4f") for row in self.rows],
+            "±": [_number(row.change_error, ".4f") for row in self.rows],
+            "ppl/token": [f"{row.perplexity:.5g}" for row in self.rows],
+            "ppl/word": [f"{row.word_perplexity:.5g}" for row in self.rows],
+            "bits/weight": [f"{row.bits_per_weight:.3f}" for row in self.rows],
+            "SNR dB": [_number(row.snr_db, ".2f") for row in self.rows],
+            "recipe": [row.recipes for row in self.rows],
+        }
+        for name in _DROPPED_FIRST:  # what does not fit is left out, rather than shown in pieces
+            if sum(max(map(len, (heading, *cells))) + 3 for heading, cells in columns.items()) + 1 > width:
+                del columns[name]
         table = Table(title=f"{self.model} ({self.architecture})", caption=self._caption(), caption_justify="left")
-        for heading in ("weights", "activations"):
-            table.add_column(heading, no_wrap=True)
-        for heading in ("bits/byte", "change", "+-", "ppl/token", "ppl/word", "bits/weight", "SNR dB"):
-            table.add_column(heading, justify="right", no_wrap=True)
-        table.add_column("recipe", no_wrap=True)
-        for row in self.rows:
-            table.add_row(
-                row.weights,
-                row.activations,
-                f"{row.bits_per_byte:.4f}",
-                _number(row.change, "+.4f"),
-                _number(row.change_error, ".4f"),
-                f"{row.perplexity:.5g}",
-                f"{row.word_perplexity:.5g}",
-                f"{row.bits_per_weight:.3f}",
-                _number(row.snr_db, ".2f"),
-                row.recipes,
-                end_section=row.change is None,
-            )
+        for heading in columns:
+            text = heading in ("weights", "activations", "recipe")
+            table.add_column(heading, justify="left" if text else "right", no_wrap=True)
+        for row, *cells in zip(self.rows, *columns.values()):
+            table.add_row(*cells, end_section=row.change is None)
         return table
 
     def _caption(self) -> str:
@@ -144,7 +148,7 @@ class EvaluationReport:
             f"semantics={self.semantics}",
             f"{self.text}: {self.windows} windows of {self.window} tokens; {self.scored_tokens:,} tokens, "
             f"{self.scored_bytes:,} bytes, {self.scored_words:,} words scored",
-            "change: bits/byte against the first row; +-: its standard error, paired by window",
+            "change: bits/byte against the first row; ±: its standard error, paired by window",
         ]
         if not self.complete:
             lines.append("INTERRUPTED: only the rows that had finished")
@@ -190,7 +194,7 @@ class EvaluationReport:
         axes.invert_yaxis()
         axes.axvline(0.0, color="black", linewidth=0.8)
         axes.grid(axis="x", alpha=0.3)
-        axes.set_xlabel("change in bits per byte against the unquantized model (+- 1 standard error)")
+        axes.set_xlabel("change in bits per byte against the unquantized model (± 1 standard error)")
         axes.set_title(f"{self.model}: {self.scored_tokens:,} tokens of {self.text}", fontsize="medium")
         if series:
             axes.legend()
@@ -204,4 +208,4 @@ def _series(row: EvaluationRow, own: set[str]) -> str:
 
 
 def _number(value: float | None, spec: str) -> str:
-    return "" if value is None else format(value, spec)
+    return "" if value is None else "-" if math.isnan(value) else format(value, spec)

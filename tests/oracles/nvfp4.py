@@ -103,6 +103,13 @@ def _codes_of(products: np.ndarray, words) -> np.ndarray:
 
 
 @quiet
+def _times(blocks: np.ndarray, multiplier: np.ndarray) -> np.ndarray:
+    """x * multiplier; where that is 0 * Inf or Inf * 0, x."""
+    products = blocks * multiplier[..., None]
+    return np.where(np.isnan(products), blocks, products)
+
+
+@quiet
 def _nvidia(blocks, block_amax, saturated, amax, tensor_scale, words):
     s_enc, s_dec = (
         nvidia_tensor_scale(amax) if tensor_scale is None else (static_encode_scale(tensor_scale), F(tensor_scale))
@@ -119,7 +126,7 @@ def _vllm_torch(blocks, block_amax, saturated, amax, tensor_scale, words):
     scales = _e4m3_of(gs * (block_amax * SIXTH), saturated)
     product = e4m3_values(scales) * (F(1) / gs)
     multiplier = np.where(product == 0, F(1) / F(1e8), F(1) / product).astype(F)
-    return scales, _codes_of(blocks * multiplier[..., None] + F(0), words), gs  # -0 + 0 = +0
+    return scales, _codes_of(_times(blocks, multiplier) + F(0), words), gs  # -0 + 0 = +0
 
 
 @quiet
@@ -128,7 +135,7 @@ def _vllm_triton(blocks, block_amax, saturated, amax, tensor_scale, words):
     scales = _e4m3_of(gs * (block_amax * SIXTH), saturated)
     s_block = e4m3_values(scales)
     multiplier = np.where(s_block == 0, F(0), gs / s_block).astype(F)
-    return scales, _codes_of(blocks * multiplier[..., None] + F(0), words), gs  # -0 + 0 = +0
+    return scales, _codes_of(_times(blocks, multiplier) + F(0), words), gs  # -0 + 0 = +0
 
 
 @quiet
