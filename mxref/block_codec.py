@@ -87,7 +87,8 @@ def _element_codes(
         multiplier = order.multiplier(scale, tensor)
     quotient = x * multiplier[:, None]
     if not format.scale.is_power_of_two:
-        quotient = torch.where(quotient.isnan(), x, quotient)  # 0 * Inf is the 0, Inf * 0 the Inf
+        if recipe.inf == "saturate" or recipe.encode_order != "nvidia":  # else both factors are finite
+            quotient = torch.where(quotient.isnan(), x, quotient)  # 0 * Inf is the 0, Inf * 0 the Inf
     elif recipe.rounding == "away_from_zero" or recipe.negative_zero == "drop_quotient":
         # A product that underflows is still not zero. Other choices cannot tell: every midpoint is far above.
         tiny = torch.copysign(torch.full_like(x, 2.0**-126), x)
