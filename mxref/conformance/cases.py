@@ -13,6 +13,7 @@ from mxref.elements import ROUNDINGS
 from mxref.recipes import Hadamard, Recipe
 
 LEVELS = (1, 2)
+STATIC_SCALE = 0.0123
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,8 @@ def _block_inputs(format: str) -> Iterator[tuple[str, torch.Tensor, int, int]]:
     for dtype in (torch.bfloat16, torch.float16):
         shuffled = inputs.every_pattern(dtype)[torch.randperm(65536, generator=torch.Generator().manual_seed(3))]
         yield f"every_{_short(dtype)}", shuffled.reshape(-1, 256), -1, 1
+    if block.tensor_scale:
+        yield "scale_turns", inputs.scale_turns(block, STATIC_SCALE), -1, 1
     yield "random_patterns", inputs.random_patterns(64 * 160, 5).reshape(64, 160), -1, 1
     x = inputs.spread_normal(5, 48, 36, seed=6)
     for axis in (0, 1):
@@ -124,8 +127,10 @@ def _quantize_like(op: str) -> Iterator[Case]:
             if recipe.block_rows > 1 and (x.ndim < 2 or axis % x.ndim < x.ndim - 2):
                 continue
             scales = {"": None}
+            if label == "scale_turns":
+                scales = {"-static": torch.tensor(STATIC_SCALE), "-inverse": torch.tensor(1 / STATIC_SCALE)}
             if block.tensor_scale and label in ("tails-bfloat16", "axis_1", "specials-float32"):
-                scales |= {"-none": "none", "-static": torch.tensor(0.0123)}
+                scales |= {"-none": "none", "-static": torch.tensor(STATIC_SCALE)}
                 scales |= {} if recipe.block_rows > 1 else {"-per_row": "per_row", "-per_expert": "per_expert"}
             for kind, tensor_scale in scales.items():
                 seed = 11 if recipe.rounding == "stochastic" else None

@@ -54,6 +54,18 @@ def binades(format: BlockFormat) -> torch.Tensor:
     return rows
 
 
+@lru_cache(maxsize=32)
+def scale_turns(format: BlockFormat, tensor_scale: float) -> torch.Tensor:
+    """Float32 blocks, one a row, whose amax over the element's largest value and `tensor_scale` lies at, and up to four
+    float32 steps beside, every midpoint of a scale format with a mantissa: where orders of operations part."""
+    middle = torch.tensor(format.scale.midpoints, dtype=torch.float64) * format.element.max * tensor_scale
+    steps = torch.arange(-4, 5, dtype=torch.int32)
+    amax = (middle.float().view(torch.int32)[:, None] + steps).flatten().view(torch.float32)
+    rows = amax[:, None] * torch.linspace(-1, 1, format.block_size)
+    rows[:, -1] = amax
+    return rows
+
+
 def special_blocks(size: int) -> torch.Tensor:
     """Float32 blocks, one a row: zeros of both signs, one-hot, subnormals, NaN and Inf, alone and together."""
     rows = torch.zeros(12, size)
