@@ -56,6 +56,14 @@ def test_the_import_check_sees_a_planted_fault():
     assert imported_modules("from mxref import models") == {"models"}
 
 
+def test_mxref_never_imports_kernels():
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not any(name.split(".")[0] == "accel" for name in names), path
+
+
 def test_importing_mxref_imports_no_extra():
     script = (
         "import sys, mxref\n"
