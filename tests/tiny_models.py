@@ -4,6 +4,7 @@ import torch
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV3Config,
     GptOssConfig,
     LlamaConfig,
     MixtralConfig,
@@ -17,7 +18,7 @@ from transformers.activations import ACT2FN
 from transformers.integrations.moe import use_experts_implementation
 from transformers.modeling_outputs import CausalLMOutput
 
-MOE_KINDS = ["qwen3moe", "mixtral", "gptoss"]
+MOE_KINDS = ["qwen3moe", "mixtral", "gptoss", "deepseekv3"]
 TEXT = "It is a truth universally acknowledged, that a single man in possession of a good fortune, " * 12
 
 _SHARED = {
@@ -53,6 +54,26 @@ _CONFIGS = {
             "num_local_experts": 4,
             "num_experts_per_tok": 2,
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    ),
+    "deepseekv3": (
+        DeepseekV3Config,
+        {
+            "intermediate_size": 48,
+            "moe_intermediate_size": 48,
+            "num_key_value_heads": 2,
+            "n_routed_experts": 4,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 2,
+            "n_group": 2,
+            "topk_group": 1,
+            "first_k_dense_replace": 0,
+            "head_dim": 16,
+            "q_lora_rank": 16,
+            "kv_lora_rank": 16,
+            "qk_rope_head_dim": 16,
+            "qk_nope_head_dim": 16,
+            "v_head_dim": 16,
         },
     ),
     "llama": (LlamaConfig, {"intermediate_size": 48, "tie_word_embeddings": False}),
