@@ -151,17 +151,17 @@ def quantize(
     >>> q.scales.tolist(), q.codes.tolist()
     ([127], [7, 2, 8])
     """
-    return _quantize(_plan(x, format, recipe, tensor_scale, axis, seed))
+    return _quantize(_plan(check_quantize(x, format, recipe, tensor_scale, axis, seed)))
 
 
 def quantize_rows(x: torch.Tensor, row_ids: torch.Tensor, format, recipe, tensor_scale, seed) -> BlockTensor:
     """`quantize` of rows `[M, K]` taken out of a larger tensor: row m draws the random words of row `row_ids[m]` there."""
-    return _quantize(_plan(x, format, recipe, tensor_scale, -1, seed, row_ids))
+    return _quantize(_plan(check_quantize(x, format, recipe, tensor_scale, -1, seed), row_ids))
 
 
 def quantize_with_scale(x: torch.Tensor, format, recipe, tensor_scale, seed) -> tuple[BlockTensor, TensorScale]:
     """`quantize` along the last axis, and the tensor scale that it used for each block."""
-    plan = _plan(x, format, recipe, tensor_scale, -1, seed)
+    plan = _plan(check_quantize(x, format, recipe, tensor_scale, -1, seed))
     return _quantize(plan), plan.tensor_scale
 
 
@@ -222,29 +222,28 @@ def qdq(
     [8.0, 1.0, -0.0]
     """
     check_choice("gradient", gradient, GRADIENTS)
-    plan = _plan(x, format, recipe, tensor_scale, axis, seed)
-    if not (x.requires_grad and torch.is_grad_enabled()):
-        return _qdq(plan, x.dtype)
-
-    def without_gradients() -> torch.Tensor:  # the op again, so that a kernel may answer
-        return qdq(x.detach(), format, recipe=recipe, tensor_scale=tensor_scale, axis=axis, seed=seed)
-
-    return _StraightThrough.apply(x, without_gradients, plan, gradient)
+    call = check_quantize(x, format, recipe, tensor_scale, axis, seed)
+    if x.requires_grad and torch.is_grad_enabled():
+        return _StraightThrough.apply(x, call, gradient)
+    return _qdq(_plan(call), x.dtype)
 
 
 class _StraightThrough(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, without_gradients, plan, gradient):
-        ctx.transform, ctx.axis = plan.recipe.transform, plan.grid.axis
-        ctx.passes = rotate(x.float(), ctx.transform, ctx.axis).abs() <= _largest(plan) if gradient == "clipped" else None
-        return without_gradients()
+    def forward(ctx, x, call, gradient):
+        ctx.transform, ctx.axis, ctx.passes = call.recipe.transform, call.grid.axis, None
+        if gradient == "clipped":
+            ctx.passes = rotate(x.float(), ctx.transform, ctx.axis).abs() <= _largest(_plan(call))
+        scale = "none" if call.given_tensor_scale is None else call.given_tensor_scale
+        # the op again, on what autograd does not watch, so that a kernel may answer
+        return qdq(call.x, call.format, recipe=call.recipe, tensor_scale=scale, axis=ctx.axis, seed=call.seed)
 
     @staticmethod
     def backward(ctx, grad):
         if ctx.passes is not None:
             clipped = rotate(grad, ctx.transform, ctx.axis) * ctx.passes
             grad = rotate(clipped, ctx.transform, ctx.axis, inverse=True).to(grad.dtype)
-        return grad, None, None, None
+        return grad, None, None
 
 
 def _qdq(plan: "_Plan", dtype: torch.dtype) -> torch.Tensor:
@@ -351,11 +350,10 @@ def check_quantize(x, format, recipe, tensor_scale, axis, seed) -> QuantizeCall:
     return QuantizeCall(x.detach(), grid, format, recipe, tensor_scale, seed)
 
 
-def _plan(x, format, recipe, tensor_scale, axis, seed, row_ids=None) -> _Plan:
+def _plan(call: QuantizeCall, row_ids: torch.Tensor | None = None) -> _Plan:
     """A checked call, with what each block needs. `row_ids`: see `quantize_rows`."""
-    call = check_quantize(x, format, recipe, tensor_scale, axis, seed)
-    grid, recipe = call.grid, call.recipe
-    blocks = grid.to_blocks(rotate(call.x, recipe.transform, grid.axis))
+    x, grid, recipe = call.x, call.grid, call.recipe
+    blocks = grid.to_blocks(rotate(x, recipe.transform, grid.axis))
     scale = call.tensor_scale(lambda granularity: _finite_amax(blocks, granularity, grid))
     one = torch.ones((), device=x.device)
     scale_of_each_block = TensorScale(*(grid.scales_to_blocks(s) for s in scale or (one, one)))
@@ -363,7 +361,7 @@ def _plan(x, format, recipe, tensor_scale, axis, seed, row_ids=None) -> _Plan:
     if recipe.rounding == "stochastic":
         index = torch.arange(x.numel(), device=x.device).reshape(x.shape)
         index = grid.to_blocks(index if row_ids is None else row_ids[:, None] * x.shape[1] + index[:1])
-    return _Plan(blocks, grid, call.format, recipe, scale and scale.stored, scale_of_each_block, index, seed)
+    return _Plan(blocks, grid, call.format, recipe, scale and scale.stored, scale_of_each_block, index, call.seed)
 
 
 def _finite_amax(blocks: torch.Tensor, granularity: str, grid: Grid) -> torch.Tensor:

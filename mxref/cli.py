@@ -479,12 +479,6 @@ def verify_command(
             commit=commit,
             on_progress=on_progress,
         )
-    if json_file == "-":
-        print(report.to_json(), end="")
-    else:
-        if json_file is not None:
-            with _usage_errors():
-                Path(json_file).write_text(report.to_json(), encoding="utf-8")
-        print(report)
+    _deliver(json_file, report.record(), lambda: print(report))
     if report.failed:
         raise typer.Exit(NEGATIVE)

@@ -89,13 +89,17 @@ class ConformanceReport:
             for key, group in groups.items()
         )
 
-    def to_json(self) -> str:
-        """Where it ran, the counts, a row an op, format and dtype, and every failure."""
+    def record(self) -> dict:
+        """Where it ran, the counts, a row an op, format and dtype, and every failure, as plain dicts and lists."""
         record = {name: value for name, value in asdict(self).items() if name != "outcomes"}
         record |= {"passed": self.passed, "failed": self.failed, "refused": self.refused}
         record["rows"] = [asdict(row) for row in self.rows]
         record["failures"] = [{"op": o.op, "id": o.id, **asdict(o.failure)} for o in self.outcomes if o.failure]
-        return json.dumps(record, indent=1) + "\n"
+        return record
+
+    def to_json(self) -> str:
+        """The record as JSON text."""
+        return json.dumps(self.record(), indent=1) + "\n"
 
     def __str__(self) -> str:
         lines = [f"{self.backend} on {self.device}, torch {self.torch}, triton {self.triton}, level {self.level}"]

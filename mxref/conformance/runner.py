@@ -47,8 +47,9 @@ def verify(
             raise ValueError(f"op={op!r}: expected one of {', '.join(op for op in OPS if op in offered)}")
     if workers < 1:
         raise ValueError(f"workers={workers!r}: expected an int >= 1")
-    totals = Counter(case.op for op in chosen for case in cases(op, level))
-    groups = list(dict.fromkeys((case.op, case.format) for op in chosen for case in cases(op, level)))
+    sizes = Counter((case.op, case.format) for op in chosen for case in cases(op, level))
+    groups = list(sizes)
+    totals = {op: sum(count for (other, _), count in sizes.items() if other == op) for op in chosen}
     run = partial(_run_group, level=level, backend=backend, device=device)
     done: Counter[str] = Counter()
     found = {}
