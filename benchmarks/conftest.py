@@ -8,7 +8,7 @@ import subprocess
 import pytest
 import torch
 
-PEERS = ("torchao", "compressed-tensors")
+PEERS = ("torchao", "compressed-tensors", "amd-quark")
 
 
 def pytest_benchmark_update_machine_info(config, machine_info):
@@ -23,10 +23,17 @@ def pytest_benchmark_update_machine_info(config, machine_info):
         system=platform.system(),
         python=platform.python_version(),
         torch=torch.__version__,
-        **{name: importlib.metadata.version(name) for name in PEERS},
+        **{name: version for name in PEERS if (version := _version(name))},
         commit=commit,
         date=datetime.date.today().isoformat(),
     )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 @pytest.fixture(scope="session")

@@ -3,30 +3,55 @@
     python -m benchmarks.elementwise_gpu --json benchmarks/results/elementwise-h200.json
 
 Each kernel is checked against the reference on a part of the input before it is timed; a differing bit prints no number.
-`of a copy`: the time of a device-to-device copy that reads and writes as many bytes in total, over the kernel's.
+`of a copy`: the time of a device-to-device copy that reads and writes as many bytes in total, over the kernel's. For small
+tensors `times a bare kernel`: the kernel's time over that of a Triton kernel that copies x. Other libraries' kernels run
+where they are installed; what they compute is not what ours do, bit for bit, but they move the same bytes.
 """
 
 import argparse
+import contextlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 import triton
+import triton.language as tl
 
 import mxref
+from accel.triton._launch import Activated, decode_blocks, qdq_blocks, quantize_blocks
+from accel.triton.functions import silu, swiglu
+from mxref.blocks import check_quantize
 from mxref.conformance.report import environment
 from mxref.registry import kernel
 
-SIZES = ((8192, 8192), (32768, 8192), (16, 2048))
-FORMATS = ("mxfp4", "mxfp6_e2m3", "mxfp8_e4m3", "nvfp4")
+SIZES = ((8192, 8192), (16384, 16384), (16, 2048))
+FORMATS = ("mxfp4", "nvfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3", "mxfp8_e5m2", "mxint8")
+
+
+@dataclass(frozen=True)
+class Contender:
+    """What to time, whose it is, and the bytes that it has to move."""
+
+    op: str
+    format: str
+    library: str
+    run: Callable[[], object]
+    moved: int
+
+
+@triton.jit
+def copy_kernel(x_ptr, out_ptr, count, TILE: tl.constexpr):
+    index = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    tl.store(out_ptr + index, tl.load(x_ptr + index, mask=index < count), mask=index < count)
 
 
 def device_ms(run: Callable[[], object]) -> float:
     """Median milliseconds on the device."""
     with torch.cuda.stream(torch.cuda.Stream()):
-        return triton.testing.do_bench_cudagraph(run, rep=60, return_mode="median")
+        return triton.testing.do_bench_cudagraph(run, rep=40, return_mode="median")
 
 
 def copy_ms(count: int) -> float:
@@ -36,26 +61,68 @@ def copy_ms(count: int) -> float:
     return device_ms(lambda: target.copy_(source))
 
 
-def contenders(x: torch.Tensor) -> dict[str, tuple[Callable[[], object], int]]:
-    """Name to (what to time, bytes that it moves)."""
-    from accel.triton._launch import decode_blocks, encode_blocks
-    from accel.triton.functions import silu, swiglu
-    from mxref.blocks import check_quantize
+def bare_ms(x: torch.Tensor) -> float:
+    """Milliseconds of a Triton kernel that copies x and does nothing else."""
+    out = torch.empty_like(x)
+    return device_ms(lambda: copy_kernel[(triton.cdiv(x.numel(), 1024),)](x, out, x.numel(), TILE=1024))
 
+
+def ours(x: torch.Tensor) -> Iterator[Contender]:
+    """Our kernels, past the checks of their arguments; NVFP4 with a given tensor scale, and with a computed one."""
     count = x.numel()
-    found = {}
+    hidden = torch.cat([x, x.flip(0)], dim=1)
     for name in FORMATS:
         block = mxref.BLOCK_FORMATS[name]
         scale = torch.tensor(0.01, device=x.device) if block.tensor_scale else None
         call = check_quantize(x, name, None, scale, -1, None)
-        scales = count // block.block_size
-        found[f"qdq {name}"] = partial(encode_blocks, call, False), 4 * count
-        found[f"quantize {name}, a byte a code"] = partial(encode_blocks, call, True), 3 * count + scales
-        q = kernel("quantize", "triton").function(x, name, tensor_scale=scale)
-        found[f"dequantize {name}, a byte a code"] = partial(decode_blocks, q, torch.bfloat16), 3 * count + scales
-    found["silu"] = partial(silu, x), 4 * count
-    found["swiglu"] = partial(swiglu, x, x.flip(0)), 6 * count
-    return found
+        packed = count * block.element.bits // 8 + count // block.block_size
+        yield Contender("qdq", name, "mxref", partial(qdq_blocks, call), 4 * count)
+        yield Contender("quantize", name, "mxref", partial(quantize_blocks, call), 2 * count + packed)
+        q = quantize_blocks(call)
+        yield Contender("dequantize", name, "mxref", partial(decode_blocks, q, torch.bfloat16), 2 * count + packed)
+        gate, up = hidden[:, : x.shape[1]], hidden[:, x.shape[1] :]
+        middle = check_quantize(gate, name, None, scale, -1, None)
+        run = partial(quantize_blocks, middle, Activated("swiglu", up))
+        yield Contender("activate_quantize", name, "mxref", run, 4 * count + packed)
+        if block.tensor_scale:
+            computed = check_quantize(x, name, None, "per_tensor", -1, None)
+            yield Contender("qdq, scale computed", name, "mxref", partial(qdq_blocks, computed), 6 * count)
+    yield Contender("silu", "-", "mxref", partial(silu, x), 4 * count)
+    yield Contender("swiglu", "-", "mxref", partial(swiglu, x, x.flip(0)), 6 * count)
+
+
+def peers(x: torch.Tensor) -> Iterator[Contender]:
+    """The kernels of libraries that are installed."""
+    count = x.numel()
+    with contextlib.suppress(ImportError):
+        from vllm.model_executor.layers.quantization.utils.nvfp4_emulation_utils import (
+            dequantize_to_dtype,
+            ref_nvfp4_quant_dequant,
+        )
+
+        forward = torch.tensor(100.0, device=x.device)
+        yield Contender("qdq", "nvfp4", "vllm", partial(ref_nvfp4_quant_dequant, x, forward, 16), 4 * count)
+        q = mxref.quantize(x, "nvfp4")
+        scales = q.scales.view(torch.float8_e4m3fn)
+        run = partial(dequantize_to_dtype, q.packed, scales, forward, torch.bfloat16, 16, swizzle=False)
+        yield Contender("dequantize", "nvfp4", "vllm", run, 2 * count + count // 2 + count // 16)
+    with contextlib.suppress(ImportError):
+        from torchao.prototype.mx_formats import kernels as ao
+        from torchao.prototype.mx_formats.mx_tensor import MXTensor
+        from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor
+
+        fp4, moved = torch.float4_e2m1fn_x2, 2 * count + count + count // 32
+        yield Contender("quantize", "mxfp8_e4m3", "torchao", partial(ao.triton_to_mxfp8_dim0, x, 32, "floor"), moved)
+        codes, scales = ao.triton_to_mxfp8_dim0(x, 32, "floor")
+        run = partial(ao.triton_mxfp8_dequant_dim0, codes, scales, torch.bfloat16)
+        yield Contender("dequantize", "mxfp8_e4m3", "torchao", run, moved)
+        moved = 2 * count + count // 2 + count // 32
+        yield Contender("quantize", "mxfp4", "torchao", partial(MXTensor.to_mx, x, fp4, 32), moved)
+        yield Contender("dequantize", "mxfp4", "torchao", MXTensor.to_mx(x, fp4, 32).dequantize, moved)
+        scale, moved = torch.tensor(0.01, device=x.device), 2 * count + count // 2 + count // 16
+        yield Contender("quantize", "nvfp4", "torchao", partial(NVFP4Tensor.to_nvfp4, x, per_tensor_scale=scale), moved)
+        q = NVFP4Tensor.to_nvfp4(x, per_tensor_scale=scale)
+        yield Contender("dequantize", "nvfp4", "torchao", q.dequantize, moved)
 
 
 def gate(x: torch.Tensor) -> None:
@@ -65,7 +132,19 @@ def gate(x: torch.Tensor) -> None:
         for name in FORMATS:
             mxref.qdq(part, name)
             mxref.dequantize(mxref.quantize(part, name), torch.bfloat16)
+            mxref.activate_quantize(part, name)
         mxref.functions.swiglu(mxref.functions.silu(part), part)
+
+
+def measure(contender: Contender, bare: float) -> dict:
+    """One row; with the reason instead of times where a library's kernel does not run here."""
+    row = {"op": contender.op, "format": contender.format, "library": contender.library}
+    try:
+        ms = device_ms(contender.run)
+    except Exception as failure:
+        return {**row, "failed": f"{type(failure).__name__}: {failure}".splitlines()[0]}
+    copied = copy_ms(contender.moved)
+    return {**row, "ms": ms, "copy_ms": copied, "of_a_copy": copied / ms, "times_a_bare_kernel": ms / bare}
 
 
 def main() -> int:
@@ -73,16 +152,16 @@ def main() -> int:
     parser.add_argument("--json", help="write the record to this file")
     parser.add_argument("--commit", help="the commit to name in the record (default: ask git)")
     arguments = parser.parse_args()
+    kernel("qdq", "triton")
     rows = []
     for size in SIZES:
         x = torch.randn(size, device="cuda", dtype=torch.bfloat16)
         gate(x)
-        for name, (run, moved) in contenders(x).items():
-            ms, copied = device_ms(run), copy_ms(moved)
-            rows.append({"name": name, "size": list(size), "ms": ms, "copy_ms": copied, "of_a_copy": copied / ms})
-            print(
-                f"{str(size):<16} {name:<40} {1e3 * ms:9.1f} us  {moved / ms / 1e9:5.2f} TB/s  {copied / ms:.2f} of a copy"
-            )
+        bare = bare_ms(x)
+        small = x.numel() < 1 << 20
+        for contender in (*ours(x), *(() if small else peers(x))):
+            rows.append({"size": list(size), **measure(contender, bare)})
+            print({name: round(v, 4) if isinstance(v, float) else v for name, v in rows[-1].items()}, flush=True)
     if arguments.json:
         with open(arguments.json, "w") as file:
             json.dump({**environment("cuda", arguments.commit), "dtype": "bfloat16", "rows": rows}, file, indent=1)

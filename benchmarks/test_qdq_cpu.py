@@ -1,15 +1,20 @@
-"""CPU: quantize-dequantize of [4096, 4096] float32, beside other libraries and a copy, in one run.
+"""CPU: quantize-dequantize of [4096, 4096], beside other libraries and a copy, in one run.
 
     make bench
 
 Contenders are timed in turn within one process, so their ratios can be compared; absolute times depend on the
-machine. A gate checks each of ours before it is timed.
+machine. A gate checks each of ours before it is timed. AMD Quark is timed where it is installed (`amd-quark`, with a C++
+compiler and ninja: it builds its kernel when it is imported).
 """
+
+import importlib.util
+from functools import partial
 
 import pytest
 import torch
 
 import mxref
+from mxref.comparison import difference
 
 torchao = pytest.importorskip("torchao.prototype.mx_formats.mx_tensor")
 nvfp4 = pytest.importorskip("torchao.prototype.mx_formats.nvfp4_tensor")
@@ -18,8 +23,12 @@ ct_forward = pytest.importorskip("compressed_tensors.quantization.lifecycle.forw
 ct_helpers = pytest.importorskip("compressed_tensors.quantization.utils.helpers")
 
 
-def mxref_qdq(format: str, recipe: str):
-    return lambda x: mxref.qdq(x, format, recipe=recipe)
+def mxref_qdq(format: str, recipe: str, *backends: str):
+    def run(x: torch.Tensor) -> torch.Tensor:
+        with mxref.use(*backends, strict=bool(backends)):
+            return mxref.qdq(x, format, recipe=recipe)
+
+    return run
 
 
 def torchao_mxfp4(x: torch.Tensor) -> torch.Tensor:
@@ -46,31 +55,51 @@ def compressed_tensors(preset: str):
     return run
 
 
+def quark_mxfp4(mode: str):
+    """Quark's C++ kernel between its torch operations."""
+    from quark.torch.kernel.hw_emulation.hw_emulation_interface import fake_quantize_mx
+    from quark.torch.quantization.config.type import Dtype
+
+    return partial(fake_quantize_mx, axis=-1, block_size=32, scale_calculation_mode=mode, mx_element_dtype=Dtype.fp4)
+
+
 CONTENDERS = {
     "copy": torch.clone,
     "mxfp4 mxref ocp": mxref_qdq("mxfp4", "ocp"),
     "mxfp4 mxref ocp_even": mxref_qdq("mxfp4", "ocp_even"),
+    "mxfp4 inductor ocp": mxref_qdq("mxfp4", "ocp", "inductor"),
+    "mxfp4 inductor quark_even": mxref_qdq("mxfp4", "quark_even", "inductor"),
     "mxfp4 torchao": torchao_mxfp4,
     "mxfp4 compressed-tensors": compressed_tensors("MXFP4"),
     "nvfp4 mxref nvidia": mxref_qdq("nvfp4", "nvidia"),
+    "nvfp4 inductor nvidia": mxref_qdq("nvfp4", "nvidia", "inductor"),
     "nvfp4 torchao": torchao_nvfp4,
     "nvfp4 compressed-tensors": compressed_tensors("NVFP4"),
 }
 
+if importlib.util.find_spec("quark"):
+    CONTENDERS |= {"mxfp4 quark floor": quark_mxfp4("floor"), "mxfp4 quark even": quark_mxfp4("even")}
+IN_BFLOAT16 = [name for name in CONTENDERS if name == "copy" or "inductor" in name or "quark" in name]
+
 
 def gate(name: str, run, matrix: torch.Tensor) -> None:
-    """What is timed must be right: ours equals dequantize(quantize), MXFP4 equals torchao's floor rule."""
+    """What is timed must be right: ours equals dequantize(quantize), MXFP4 equals torchao's floor rule, and Quark's."""
     sample = matrix[:64]
-    if "mxref" in name:
+    if "mxref" in name or "inductor" in name:
         format, _, recipe = name.split()
-        assert torch.equal(run(sample), mxref.dequantize(mxref.quantize(sample, format, recipe=recipe)))
+        expected = mxref.dequantize(mxref.quantize(sample, format, recipe=recipe), sample.dtype)
+        assert difference(run(sample), expected) is None
     if name == "mxfp4 mxref ocp":
         assert torch.equal(run(sample), torchao_mxfp4(sample))
+    if name == "mxfp4 quark even":
+        assert torch.equal(run(sample), mxref.qdq(sample, "mxfp4", recipe="quark_even"))
 
 
-@pytest.mark.parametrize("name", CONTENDERS)
-def test_qdq(benchmark, matrix, name):
-    run = CONTENDERS[name]
-    gate(name, run, matrix)
-    benchmark.extra_info.update(op="qdq", contender=name, shape=[4096, 4096], dtype="float32", device="cpu")
-    benchmark.pedantic(run, args=(matrix,), rounds=7, warmup_rounds=1)
+@pytest.mark.parametrize(
+    "name, dtype", [(name, "float32") for name in CONTENDERS] + [(name, "bfloat16") for name in IN_BFLOAT16]
+)
+def test_qdq(benchmark, matrix, name, dtype):
+    run, x = CONTENDERS[name], matrix.to(getattr(torch, dtype))
+    gate(name, run, x)
+    benchmark.extra_info.update(op="qdq", contender=name, shape=[4096, 4096], dtype=dtype, device="cpu")
+    benchmark.pedantic(run, args=(x,), rounds=7, warmup_rounds=1)

@@ -1,12 +1,12 @@
 """mxref: the ground truth of block-scaled number formats (OCP MX and NVFP4), in plain PyTorch."""
 
-from mxref import functions
+from mxref import compiled, functions  # noqa: F401
 from mxref.blocks import BlockTensor, dequantize, qdq, quantize
 from mxref.elements import decode, encode
 from mxref.explain import Explanation, explain
 from mxref.formats import BLOCK_FORMATS, ELEMENT_FORMATS, BlockFormat, ElementFormat
 from mxref.matmul import block_dot, matmul
-from mxref.moe import combine, moe_experts, route
+from mxref.moe import activate_quantize, combine, moe_experts, route
 from mxref.packing import from_layout, pack, to_layout, unpack
 from mxref.recipes import RECIPES, Hadamard, Recipe
 from mxref.registry import explain_dispatch, use
@@ -19,6 +19,7 @@ __all__ += [
     "functions",
     "block_dot",
     "matmul",
+    "activate_quantize",
     "route",
     "moe_experts",
     "combine",

@@ -14,7 +14,7 @@ from mxref.elements import canonical, check_codes, check_dtype, check_float, che
 from mxref.formats import BlockFormat, block_format, check_choice, check_number, check_type
 from mxref.grid import Grid
 from mxref.orders import ENCODE_ORDERS, TensorScale
-from mxref.packing import pack
+from mxref.packing import check_packed, pack_codes, unpack_codes
 from mxref.recipes import Recipe, resolve_recipe
 from mxref.registry import op
 
@@ -24,15 +24,17 @@ GRADIENTS = ("straight_through", "clipped")
 
 @dataclass(frozen=True, eq=False)
 class BlockTensor:
-    """A block-scaled tensor: codes, scales and everything needed to read them.
+    """A block-scaled tensor: packed codes, scales and everything needed to read them.
 
-    `codes`: uint8, one code a byte, the logical shape. `scales`: uint8 scale codes, the logical shape with
-    the blocked axis divided by the block size, rounded up (with `recipe.block_rows` > 1 the other of the last
-    two axes by that too). `tensor_scale`: float32 that broadcasts to the logical shape, kept as given, used
-    in the recipe's direction, or None. `axis`: the blocked axis, negative.
+    `packed`: uint8, codes bit-packed along the blocked axis, which comes last: `[..., ceil(length * bits / 8)]`.
+    `length`: elements along the blocked axis. `scales`: uint8 scale codes, the logical shape with the blocked axis
+    divided by the block size, rounded up (with `recipe.block_rows` > 1 the other of the last two axes by that too).
+    `tensor_scale`: float32 that broadcasts to the logical shape, kept as given, used in the recipe's direction, or
+    None. `axis`: the blocked axis, negative.
     """
 
-    codes: torch.Tensor
+    packed: torch.Tensor
+    length: int
     scales: torch.Tensor
     tensor_scale: torch.Tensor | None
     format: BlockFormat
@@ -42,11 +44,12 @@ class BlockTensor:
     def __post_init__(self):
         object.__setattr__(self, "format", block_format(self.format))
         object.__setattr__(self, "recipe", resolve_recipe(self.recipe, self.format))
-        check_codes("codes", self.codes, self.format.element)
+        check_packed("packed", self.packed, self.format.element.bits, self.length, "length")
         check_codes("scales", self.scales, self.format.scale)
         if any(isinstance(part, torch.Tensor) and part.device != self.device for part in (self.scales, self.tensor_scale)):
-            raise ValueError(f"codes is on {self.device}, scales or tensor_scale elsewhere: expected one device")
-        object.__setattr__(self, "axis", _blocked_axis("codes", self.codes, self.axis, self.recipe))
+            raise ValueError(f"packed is on {self.device}, scales or tensor_scale elsewhere: expected one device")
+        shape = [*self.packed.shape[:-1], self.length]  # the blocked axis last; as many axes as the logical shape
+        object.__setattr__(self, "axis", _blocked_axis("codes", shape, self.axis, self.recipe))
         expected = self._grid.scale_shape
         if tuple(self.scales.shape) != expected:
             raise ValueError(f"scales has shape {list(self.scales.shape)}: codes {list(self.shape)} need {list(expected)}")
@@ -55,6 +58,15 @@ class BlockTensor:
         if self.tensor_scale is not None:
             scale = check_tensor_scale(self.tensor_scale, self._grid, self.format)
             object.__setattr__(self, "tensor_scale", scale)
+
+    @classmethod
+    def from_codes(cls, codes: torch.Tensor, scales, tensor_scale, format, recipe, axis: int = -1) -> "BlockTensor":
+        """A BlockTensor of `codes`: uint8, one code a byte, the logical shape; the others as the fields."""
+        element = block_format(format).element
+        check_codes("codes", codes, element)
+        check_number("axis", axis, -codes.ndim, codes.ndim - 1, f"an axis of codes {list(codes.shape)}, an int")
+        packed = pack_codes(codes.movedim(axis, -1), element.bits)
+        return cls(packed, codes.shape[axis], scales, tensor_scale, format, recipe, axis)
 
     @classmethod
     def trusted(cls, *values) -> "BlockTensor":
@@ -66,17 +78,24 @@ class BlockTensor:
     @property
     def shape(self) -> torch.Size:
         """Logical shape."""
-        return self.codes.shape
+        shape = list(self.packed.shape[:-1])
+        shape.insert(self.ndim + self.axis, self.length)
+        return torch.Size(shape)
 
     @property
     def ndim(self) -> int:
         """Number of logical axes."""
-        return self.codes.ndim
+        return self.packed.ndim
 
     @property
     def device(self) -> torch.device:
         """Device of codes and scales."""
-        return self.codes.device
+        return self.packed.device
+
+    @property
+    def codes(self) -> torch.Tensor:
+        """uint8, one code a byte, the logical shape: unpacked anew each time."""
+        return unpack_codes(self.packed, self.format.element.bits, self.length).movedim(-1, self.axis)
 
     @property
     def _grid(self) -> Grid:
@@ -84,15 +103,10 @@ class BlockTensor:
         return Grid(tuple(self.shape), self.axis, self.format.block_size, self.recipe.block_rows)
 
     @property
-    def packed(self) -> torch.Tensor:
-        """Codes bit-packed along the blocked axis, which comes last: uint8 `[..., ceil(K * bits / 8)]`."""
-        return pack(self.codes.movedim(self.axis, -1), self.format.element.bits)
-
-    @property
     def bits_per_element(self) -> float:
         """Stored bits per element of this tensor: element, block scales and tensor scales."""
         tensor_scale = 0 if self.tensor_scale is None else self.tensor_scale.numel() * 32
-        return self.format.element.bits + (self.scales.numel() * 8 + tensor_scale) / max(self.codes.numel(), 1)
+        return self.format.element.bits + (self.scales.numel() * 8 + tensor_scale) / max(self.shape.numel(), 1)
 
     def __getitem__(self, index: int | slice | torch.Tensor) -> "BlockTensor":
         """Part of the first axis, e.g. one expert of `[E, N, K]` or some rows of `[M, K]`."""
@@ -100,18 +114,21 @@ class BlockTensor:
             raise TypeError(f"index {index!r}: expected an int, a slice or a tensor of indices, for the first axis alone")
         if self.ndim + self.axis == 0 or (self.recipe.block_rows > 1 and self.ndim == 2):
             raise IndexError("the first axis is a blocked one: its blocks cannot be taken apart")
-        codes, scale = self.codes[index], self.tensor_scale
+        packed, scale = self.packed[index], self.tensor_scale
         if scale is not None and scale.ndim == self.ndim:
             if scale.shape[0] > 1:
                 scale = scale[index]
-            elif codes.ndim < self.ndim:
+            elif packed.ndim < self.ndim:
                 scale = scale[0]
-        return BlockTensor.trusted(codes, self.scales[index], scale, self.format, self.recipe, self.axis)
+        return self._with(packed, self.scales[index], scale)
 
     def to(self, device: str | torch.device) -> "BlockTensor":
         """The same tensor on `device`."""
         scale = None if self.tensor_scale is None else self.tensor_scale.to(device)
-        return BlockTensor.trusted(self.codes.to(device), self.scales.to(device), scale, self.format, self.recipe, self.axis)
+        return self._with(self.packed.to(device), self.scales.to(device), scale)
+
+    def _with(self, packed: torch.Tensor, scales: torch.Tensor, tensor_scale: torch.Tensor | None) -> "BlockTensor":
+        return BlockTensor.trusted(packed, self.length, scales, tensor_scale, self.format, self.recipe, self.axis)
 
     def __repr__(self) -> str:
         scale = "none" if self.tensor_scale is None else list(self.tensor_scale.shape)
@@ -171,8 +188,9 @@ def _quantize(plan: "_Plan") -> BlockTensor:
     scales = torch.empty(grid.block_count, dtype=torch.uint8, device=plan.blocks.device)
     for part, chunk_codes, chunk_scales, _ in plan.encoded():
         codes[part], scales[part] = chunk_codes, chunk_scales
-    codes, scales = grid.from_blocks(codes), grid.scales_from_blocks(scales)
-    return BlockTensor.trusted(codes, scales, plan.stored_tensor_scale, plan.format, plan.recipe, grid.axis)
+    packed = pack_codes(grid.from_blocks(codes).movedim(grid.axis, -1), plan.format.element.bits)
+    scales, length = grid.scales_from_blocks(scales), grid.shape[grid.axis]
+    return BlockTensor.trusted(packed, length, scales, plan.stored_tensor_scale, plan.format, plan.recipe, grid.axis)
 
 
 @op
@@ -230,13 +248,18 @@ def qdq(
 
 class _StraightThrough(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, call, gradient):
+    def forward(x, call, gradient):
+        scale, axis = "none" if call.given_tensor_scale is None else call.given_tensor_scale, call.grid.axis
+        # the op again, on what autograd does not watch, so that a kernel may answer
+        return qdq(x.detach(), call.format, recipe=call.recipe, tensor_scale=scale, axis=axis, seed=call.seed)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):  # apart from forward: so torch.func can take the gradient too
+        x, call, gradient = inputs
         ctx.transform, ctx.axis, ctx.passes = call.recipe.transform, call.grid.axis, None
         if gradient == "clipped":
-            ctx.passes = rotate(x.float(), ctx.transform, ctx.axis).abs() <= _largest(_plan(call))
-        scale = "none" if call.given_tensor_scale is None else call.given_tensor_scale
-        # the op again, on what autograd does not watch, so that a kernel may answer
-        return qdq(call.x, call.format, recipe=call.recipe, tensor_scale=scale, axis=ctx.axis, seed=call.seed)
+            largest = _largest(_plan(replace(call, x=x.detach())))
+            ctx.passes = rotate(x.detach().float(), ctx.transform, ctx.axis).abs() <= largest
 
     @staticmethod
     def backward(ctx, grad):
@@ -258,7 +281,7 @@ def _largest(plan: "_Plan") -> torch.Tensor:
     """What each element would decode to, before a transform is undone, had it the largest code."""
     q, recipe = _quantize(plan), replace(plan.recipe, transform=None)
     codes = torch.full_like(q.codes, q.format.element.max_code)
-    return _dequantize(BlockTensor.trusted(codes, q.scales, q.tensor_scale, q.format, recipe, q.axis), torch.float32)
+    return _dequantize(BlockTensor.from_codes(codes, q.scales, q.tensor_scale, q.format, recipe, q.axis), torch.float32)
 
 
 def _gather(
@@ -315,12 +338,16 @@ class QuantizeCall:
     given_tensor_scale: str | torch.Tensor | None
     seed: int | None
 
+    @property
+    def largest(self) -> float:
+        """What a computed tensor scale maps the largest magnitude to."""
+        return self.format.element.max * (self.recipe.scale_max or self.format.scale.max)
+
     def tensor_scale(self, finite_amax: Callable[[str], torch.Tensor]) -> TensorScale | None:
         """The tensor scale, shaped to broadcast to `x`; `finite_amax` of "per_tensor" ... gives the largest magnitudes."""
         order, given = ENCODE_ORDERS[self.recipe.encode_order], self.given_tensor_scale
         if isinstance(given, str):
-            largest = self.format.element.max * (self.recipe.scale_max or self.format.scale.max)
-            return order.from_amax(finite_amax(given), largest)
+            return order.from_amax(finite_amax(given), self.largest)
         return None if given is None else order.given(given)
 
 
@@ -329,7 +356,7 @@ def check_quantize(x, format, recipe, tensor_scale, axis, seed) -> QuantizeCall:
     check_float("x", x)
     format = block_format(format)
     recipe = resolve_recipe(recipe, format)
-    axis = _blocked_axis("x", x, axis, recipe)
+    axis = _blocked_axis("x", x.shape, axis, recipe)
     check_seed(seed, recipe.rounding)
     if recipe.nan == "raise" and x.isnan().any():
         raise ValueError(f"x holds NaN and recipe {recipe.name!r} has nan='raise'")
@@ -383,7 +410,14 @@ def check_tensor_scale(given: torch.Tensor, grid: Grid, format: BlockFormat) -> 
     if not format.tensor_scale:
         raise ValueError(f"tensor_scale is given: {format.name} has no tensor scale")
     check_scale("tensor_scale", given, f" or one of {', '.join(TENSOR_SCALES)}")
-    given = given.detach()
+    shaped = fit_tensor_scale(given.detach(), grid)
+    if not torch.equal(grid.first_row_of_block(shaped), shaped):
+        raise ValueError(f"tensor_scale: rows that share a block scale (block_rows={grid.block_rows}) must share it too")
+    return shaped
+
+
+def fit_tensor_scale(given: torch.Tensor, grid: Grid) -> torch.Tensor:
+    """A given tensor scale, shaped to broadcast to `grid.shape`; raises unless its shape fits. Looks at no value."""
     if given.numel() == 1 and given.ndim <= 1:
         return given.reshape(())
     sizes, axes, axis = grid.shape, len(grid.shape), grid.axis
@@ -394,8 +428,6 @@ def check_tensor_scale(given: torch.Tensor, grid: Grid, format: BlockFormat) -> 
     if axes >= 3 and given.shape == sizes[:1]:
         return given.reshape(-1, *[1] * (axes - 1))
     if given.ndim == axes and given.shape[axis] == 1 and all(a in (1, n) for a, n in zip(given.shape, sizes)):
-        if not torch.equal(grid.first_row_of_block(given), given):
-            raise ValueError(f"tensor_scale: rows that share a block scale (block_rows={grid.block_rows}) must share it too")
         return given
     raise ValueError(
         f"tensor_scale has shape {list(given.shape)}: expected a scalar, or one that broadcasts to {list(sizes)} "
@@ -411,12 +443,12 @@ def check_scale(argument: str, given: torch.Tensor, others: str = "") -> None:
         raise ValueError(f"{argument} holds {given[~valid][0].item()}: expected finite values > 0")
 
 
-def _blocked_axis(argument: str, x: torch.Tensor, axis: int, recipe: Recipe) -> int:
-    """`axis`, negative; raises unless `x` has it and `recipe` can block `x` along it."""
-    shape = list(x.shape)
-    check_number("axis", axis, -x.ndim, x.ndim - 1, f"an axis of {argument} {shape}, an int")
-    axis = axis if axis < 0 else axis - x.ndim
-    if recipe.block_rows > 1 and (x.ndim < 2 or axis not in (-1, -2)):
+def _blocked_axis(argument: str, shape: torch.Size, axis: int, recipe: Recipe) -> int:
+    """`axis`, negative; raises unless `shape` has it and `recipe` can block it along `axis`."""
+    shape, axes = list(shape), len(shape)
+    check_number("axis", axis, -axes, axes - 1, f"an axis of {argument} {shape}, an int")
+    axis = axis if axis < 0 else axis - axes
+    if recipe.block_rows > 1 and (axes < 2 or axis not in (-1, -2)):
         expected = f"one of the last two axes: recipe {recipe.name!r} has blocks of {recipe.block_rows} rows"
         raise ValueError(f"axis={axis} of {argument} {shape}: expected {expected}")
     if recipe.transform is not None and shape[axis] % recipe.transform.size:

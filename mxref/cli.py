@@ -89,8 +89,22 @@ def _deliver(json_file: str | None, value: object, show: Callable[[], None]) -> 
         return
     if json_file is not None:
         with _usage_errors():
-            Path(json_file).write_text(json_text(value), encoding="utf-8")
+            _write(Path(json_file), json_text(value))
     show()
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file whole or leave it as it was; a pipe or device is written to."""
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
+    path = path.resolve()
+    part = path.with_name(f"{path.name}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _table(title: str | None, *headings: str) -> Table:
@@ -419,27 +433,37 @@ def _number(text: str) -> float:
 
 @app.command("kernels")
 def kernels_command(json_file: JsonOption = None) -> None:
-    """The kernels that installed packages offer, and what each machine lacks to run them."""
+    """The kernels that installed packages offer: where they run, what they promise, what they refuse and why."""
     from mxref import registry
 
     facts = [_kernel_facts(op, backend) for op, backend in registry.offers()]
-    table = _table(None, "op", "backend", "contract", "devices", "dtypes", "here")
+    table = _table(None, *_KERNEL_COLUMNS)
     for row in facts:
-        table.add_row(*row.values())
+        table.add_row(*[row[name] for name in _KERNEL_COLUMNS[:-1]], "\n".join(row["refuses"]) or "-")
     _deliver(json_file, facts, lambda: _print(table))
 
 
-def _kernel_facts(op: str, backend: str) -> dict[str, str]:
-    from mxref import registry
+_KERNEL_COLUMNS = ("op", "backend", "formats", "dtypes", "devices", "contract", "here", "refuses")
 
-    facts = {"op": op, "backend": backend, "contract": "-", "devices": "-", "dtypes": "-"}
+
+def _kernel_facts(op: str, backend: str) -> dict[str, str | list[str]]:
+    from mxref import registry
+    from mxref.conformance.refusals import refusals
+
+    facts = {**dict.fromkeys(_KERNEL_COLUMNS, "-"), "op": op, "backend": backend, "refuses": []}
     try:
         kernel = registry.kernel(op, backend)
     except (RuntimeError, ValueError) as broken:
         return {**facts, "here": str(broken)}
-    facts["contract"], facts["devices"] = kernel.contract, ", ".join(kernel.devices)
-    facts["dtypes"] = ", ".join(str(dtype).removeprefix("torch.") for dtype in kernel.dtypes)
-    return {**facts, "here": kernel.requires() or "runs"}
+    return {
+        **facts,
+        "formats": "any" if kernel.formats is None else ", ".join(kernel.formats),
+        "dtypes": ", ".join(str(dtype).removeprefix("torch.") for dtype in kernel.dtypes),
+        "devices": ", ".join(kernel.devices),
+        "contract": kernel.contract,
+        "here": kernel.requires() or "runs",
+        "refuses": refusals(kernel),
+    }
 
 
 @app.command("verify")
@@ -457,18 +481,33 @@ def verify_command(
     commit: Annotated[
         str | None, typer.Option(metavar="HASH", help="Commit that the record names (default: git's).")
     ] = None,
+    known_failures: Annotated[
+        Path | None,
+        typer.Option("--known-failures", metavar="FILE", help="Failures to expect, one 'op id reason' a line; # comments."),
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="A refused case is a failure.")] = False,
     json_file: JsonOption = None,
+    html_file: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page to read.")] = None,
 ) -> None:
-    """Whether a backend gives the bits of the reference on the CPU, case by case."""
-    from mxref.conformance.runner import find_case, run_case, verify
+    """Whether a backend keeps its contract, nearly always the bits of the reference on the CPU, case by case.
 
+    Exit code 1 if a case fails, or passes although --known-failures lists it; 2 if that file lists what is not run.
+    """
+    from mxref.conformance.html import html_page
+    from mxref.conformance.runner import check_device, find_case, run_case, verify
+
+    for option, path in (("--json", json_file), ("--html", html_file)):
+        if path not in (None, "-") and not Path(path).absolute().parent.is_dir():
+            _fail(f"{option}={str(path)!r}: its directory does not exist")
     with _usage_errors(), _progress_bar("cases") as on_progress:
         if case is not None:
             if ops is None:
                 raise ValueError("--case needs --op: expected the op that the case is of")
-            outcome = run_case(find_case(ops, case), backend, device)
-            failure = outcome.failure.difference if outcome.failure else outcome.refused
-            _deliver(json_file, outcome, lambda: print(failure or "passed"))
+            if known_failures is not None or html_file is not None:
+                raise ValueError("--case runs one case: --known-failures and --html are for many")
+            check_device(device)
+            outcome = run_case(find_case(ops, case), backend, device, strict)
+            _deliver(json_file, outcome, lambda: print(outcome.failure or outcome.refused or "passed"))
             raise typer.Exit(NEGATIVE if outcome.failure else 0)
         report = verify(
             backend,
@@ -477,8 +516,13 @@ def verify_command(
             device=device,
             workers=workers,
             commit=commit,
+            known_failures=known_failures,
+            strict=strict,
             on_progress=on_progress,
         )
+    if html_file is not None:
+        with _usage_errors():
+            _write(html_file, html_page(report))
     _deliver(json_file, report.record(), lambda: print(report))
     if report.failed:
         raise typer.Exit(NEGATIVE)

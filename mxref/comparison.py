@@ -24,7 +24,7 @@ def parts(result: Any) -> dict[str, torch.Tensor]:
         return {"": result}
     if isinstance(result, (tuple, list)):
         return {str(i): part for i, part in enumerate(result)}
-    names = ("codes", "scales", "tensor_scale")
+    names = ("codes", "packed", "scales", "tensor_scale")
     return {name: getattr(result, name) for name in names if getattr(result, name) is not None}
 
 

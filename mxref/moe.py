@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from einops import rearrange
 
-from mxref.blocks import BlockTensor, check_scale, dequantize, quantize_rows
+from mxref.blocks import BlockTensor, check_scale, dequantize, quantize, quantize_rows
 from mxref.elements import canonical, check_dtype, check_float, check_seed, check_tensor, sum_in_order
 from mxref.formats import FLOAT_MAX, BlockFormat, block_format, check_choice, check_number
 from mxref.functions import exp, gelu_tanh, relu2, sigmoid, silu, swiglu, swiglu_oai
@@ -147,7 +147,6 @@ def moe_experts(
 
     Raises TypeError or ValueError, naming the argument, for dtypes, names and shapes that do not fit.
 
-    >>> from mxref.blocks import quantize
     >>> w13, w2 = quantize(torch.ones(1, 64, 32), "mxfp4"), quantize(torch.ones(1, 32, 32), "mxfp4")
     >>> moe_experts(torch.ones(1, 32), w13, w2, torch.tensor([[0]]), torch.tensor([[1.0]])).shape
     torch.Size([1, 32])
@@ -208,8 +207,43 @@ def _products(values: torch.Tensor, ids: torch.Tensor, weight: BlockTensor, bias
 def _activate(products: torch.Tensor, activation: str, gate_up: str) -> torch.Tensor:
     how, values = ACTIVATIONS[activation], products.float()
     rows = "(i part)" if gate_up == "interleaved" else "(part i)"
-    gate, up = rearrange(values, f"t k {rows} -> part t k i", part=2) if how.gated else (values, None)
-    return how.apply(gate, up, products.dtype).to(products.dtype)
+    gate, up = rearrange(values, f"... {rows} -> part ... i", part=2) if how.gated else (values, None)
+    return canonical(how.apply(gate, up, products.dtype).to(products.dtype))
+
+
+@op
+def activate_quantize(
+    hidden: torch.Tensor,
+    format: str | BlockFormat,
+    *,
+    activation: str = "silu",
+    gate_up: str = "concatenated",
+    recipe: str | Recipe | None = None,
+    tensor_scale: str | torch.Tensor | None = None,
+    seed: int | None = None,
+) -> BlockTensor:
+    """The middle of an expert in one op: the activation of gate and up, and its quantization along the last axis.
+
+    `hidden`: `[..., 2 I]` float32, bfloat16 or float16, gate then up or `gate_up="interleaved"`; `[..., I]` for an
+    activation without a gate. `activation`: a name in `ACTIVATIONS`. Returns the BlockTensor `[..., I]` that `quantize`
+    makes of the activation, computed in float32 and rounded to `hidden`'s dtype; `format`, `recipe`, `tensor_scale` and
+    `seed` as there. Raises as `quantize`, and ValueError for unknown names or an odd last axis.
+
+    >>> activate_quantize(torch.ones(1, 64), "mxfp4").codes[0, :3].tolist()
+    [5, 5, 5]
+    """
+    check_activate(hidden, activation, gate_up)
+    rows = _activate(hidden.detach(), activation, gate_up)
+    return quantize(rows, format, recipe=recipe, tensor_scale=tensor_scale, seed=seed)
+
+
+def check_activate(hidden: torch.Tensor, activation: str, gate_up: str) -> None:
+    """Check what `activate_quantize` is given beside `quantize`'s arguments."""
+    check_float("hidden", hidden)
+    check_choice("activation", activation, tuple(ACTIVATIONS))
+    check_choice("gate_up", gate_up, GATE_UP_LAYOUTS)
+    if hidden.ndim < 1 or (ACTIVATIONS[activation].gated and hidden.shape[-1] % 2):
+        raise ValueError(f"hidden {list(hidden.shape)}: expected [..., 2I], gate and up, with activation={activation!r}")
 
 
 def _check_layer(x, w13, w2, bias13, bias2, activation: str) -> None:

@@ -39,7 +39,7 @@ class EncodeOrder:
     multiplier: Callable[[torch.Tensor, TensorScale], torch.Tensor] | None
 
 
-def _float32_ratio(a: float, b: float) -> float:
+def float32_ratio(a: float, b: float) -> float:
     return float(torch.tensor(a, dtype=torch.float32) / torch.tensor(b, dtype=torch.float32))
 
 
@@ -53,7 +53,7 @@ def _nvidia_given(stored: torch.Tensor) -> TensorScale:
 
 
 def _nvidia_block_scale(amax: torch.Tensor, tensor: TensorScale, element_max: float) -> torch.Tensor:
-    return amax * (tensor.forward * _float32_ratio(1.0, element_max))
+    return amax * (tensor.forward * float32_ratio(1.0, element_max))
 
 
 def _nvidia_multiplier(block_scale: torch.Tensor, tensor: TensorScale) -> torch.Tensor:
@@ -69,7 +69,7 @@ def _as_given(stored: torch.Tensor) -> TensorScale:
 
 
 def _vllm_block_scale(amax: torch.Tensor, tensor: TensorScale, element_max: float) -> torch.Tensor:
-    return tensor.forward * (amax * _float32_ratio(1.0, element_max))
+    return tensor.forward * (amax * float32_ratio(1.0, element_max))
 
 
 def _vllm_torch_multiplier(block_scale: torch.Tensor, tensor: TensorScale) -> torch.Tensor:

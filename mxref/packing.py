@@ -44,12 +44,7 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
     _check_bytes("codes", codes, bits)
     if codes.numel() and int(codes.max()) >> bits:
         raise ValueError(f"codes holds {int(codes.max())}, which needs more than bits={bits}")
-    group = 8 // gcd(8, bits)
-    length = ceil(codes.shape[-1] * bits / 8)
-    words = rearrange(F.pad(codes, (0, -codes.shape[-1] % group)), "... (n group) -> ... n group", group=group).long()
-    word = sum((words[..., i] << (i * bits) for i in range(group)), torch.zeros_like(words[..., 0]))
-    packed = torch.stack([word >> shift & 0xFF for shift in range(0, group * bits, 8)], dim=-1)
-    return packed.flatten(-2)[..., :length].to(torch.uint8)
+    return pack_codes(codes, bits)
 
 
 @op
@@ -62,20 +57,42 @@ def unpack(packed: torch.Tensor, bits: int, count: int) -> torch.Tensor:
     >>> unpack(torch.tensor([0x72, 0x59], dtype=torch.uint8), 4, 4).tolist()
     [2, 7, 9, 5]
     """
-    _check_bytes("packed", packed, bits)
-    check_number("count", count, 0)
-    length = ceil(count * bits / 8)
-    if packed.shape[-1] != length:
-        raise ValueError(f"packed has {packed.shape[-1]} bytes a row: {count} codes of {bits} bits take {length}")
-    spare = length * 8 - count * bits
-    if spare and packed.numel() and int(packed[..., -1].max()) >> (8 - spare):
-        raise ValueError(f"packed: the {spare} spare bits at the end of a row must be 0")
-    group = 8 // gcd(8, bits)
+    check_packed("packed", packed, bits, count, "count")
+    return unpack_codes(packed, bits, count)
+
+
+def pack_codes(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """`pack` of codes that are known to be right; of 8 bits, the codes themselves."""
+    if bits == 8:
+        return codes
+    group, word_dtype = _words(bits)
+    length = ceil(codes.shape[-1] * bits / 8)
+    codes = rearrange(F.pad(codes, (0, -codes.shape[-1] % group)), "... (n group) -> group ... n", group=group)
+    word = codes[0].to(word_dtype)
+    for i in range(1, group):
+        word = word | codes[i].to(word_dtype) << (i * bits)
+    packed = torch.stack([(word >> shift).to(torch.uint8) for shift in range(0, group * bits, 8)], dim=-1)
+    return packed.flatten(-2)[..., :length]
+
+
+def unpack_codes(packed: torch.Tensor, bits: int, count: int) -> torch.Tensor:
+    """`unpack` of bytes that are known to be right; of 8 bits, the bytes themselves."""
+    if bits == 8:
+        return packed
+    group, word_dtype = _words(bits)
     size = group * bits // 8
-    data = rearrange(F.pad(packed, (0, -length % size)), "... (n size) -> ... n size", size=size).long()
-    word = sum((data[..., i] << (8 * i) for i in range(size)), torch.zeros_like(data[..., 0]))
-    codes = torch.stack([word >> (i * bits) & ((1 << bits) - 1) for i in range(group)], dim=-1)
-    return codes.flatten(-2)[..., :count].to(torch.uint8)
+    data = rearrange(F.pad(packed, (0, -packed.shape[-1] % size)), "... (n size) -> size ... n", size=size)
+    word = data[0].to(word_dtype)
+    for i in range(1, size):
+        word = word | data[i].to(word_dtype) << (8 * i)
+    codes = torch.stack([(word >> (i * bits) & ((1 << bits) - 1)).to(torch.uint8) for i in range(group)], dim=-1)
+    return codes.flatten(-2)[..., :count]
+
+
+def _words(bits: int) -> tuple[int, torch.dtype]:
+    """How many codes fill whole bytes, and an integer that holds them."""
+    group = 8 // gcd(8, bits)
+    return group, torch.uint8 if group * bits == 8 else torch.int32 if group * bits < 32 else torch.int64
 
 
 @op
@@ -97,7 +114,7 @@ def to_layout(tensor: torch.Tensor, layout: str) -> torch.Tensor:
     >>> to_layout(torch.ones(1, 1, dtype=torch.uint8), "tile_128x4").sum().item()
     1
     """
-    _check_layout("tensor", tensor, layout)
+    check_layout("tensor", tensor, layout)
     if layout == "tile_128x4":
         padded = F.pad(tensor, (0, -tensor.shape[-1] % _TILE_COLUMNS, 0, -tensor.shape[-2] % _TILE_ROWS))
         return rearrange(padded, "... (tr q r) (tc c) -> ... (tr tc r q c)", q=4, r=32, c=_TILE_COLUMNS)
@@ -126,7 +143,7 @@ def from_layout(data: torch.Tensor, layout: str, shape: tuple[int, ...]) -> torc
     shape = tuple(shape)
     for size in shape:
         check_number("shape", size, 0, expected=f"ints >= 0 in {shape}")
-    _check_layout("data", data, layout, shape)
+    check_layout("data", data, layout, shape)
     stored_shape = shape
     if layout == "tile_128x4":
         stored_shape = (*shape[:-2], ceil(shape[-2] / _TILE_ROWS), ceil(shape[-1] / _TILE_COLUMNS), 32, 4, _TILE_COLUMNS)
@@ -152,7 +169,19 @@ def _check_bytes(argument: str, tensor: torch.Tensor, bits: int) -> None:
     check_number("bits", bits, 1, 8)
 
 
-def _check_layout(argument: str, tensor: torch.Tensor, layout: str, shape: tuple[int, ...] | None = None) -> None:
+def check_packed(argument: str, packed: torch.Tensor, bits: int, count: int, count_argument: str) -> None:
+    """Raise unless `packed` holds rows of `count` codes and nothing else."""
+    _check_bytes(argument, packed, bits)
+    check_number(count_argument, count, 0)
+    length = ceil(count * bits / 8)
+    if packed.shape[-1] != length:
+        raise ValueError(f"{argument} has {packed.shape[-1]} bytes a row: {count} codes of {bits} bits take {length}")
+    spare = length * 8 - count * bits
+    if spare and packed.numel() and int(packed[..., -1].max()) >> (8 - spare):
+        raise ValueError(f"{argument}: the {spare} spare bits at the end of a row must be 0")
+
+
+def check_layout(argument: str, tensor: torch.Tensor, layout: str, shape: tuple[int, ...] | None = None) -> None:
     """Raise unless `layout` stores tensors of `tensor`'s dtype and of logical `shape` (default: its own)."""
     check_choice("layout", layout, tuple(LAYOUTS))
     check_tensor(argument, tensor, *((torch.uint8,) if layout in ("tile_128x4", "ggml_mxfp4") else ()))

@@ -96,6 +96,8 @@ def _from_environment() -> _Selection:
     return _Selection(tuple(names), check=os.environ.get("MXREF_CHECK", "0") not in ("", "0"))
 
 
+call_in_graph: Callable[[str, tuple, dict], Any] | None = None  # how a call gets into a graph that is traced: mxref.compiled
+
 _ENVIRONMENT = _from_environment()
 _SELECTION: ContextVar[_Selection] = ContextVar("mxref_selection", default=_ENVIRONMENT)
 
@@ -108,6 +110,8 @@ def op(reference: Callable) -> Callable:
 
     @functools.wraps(reference)
     def call(*args, **kwargs):
+        if torch.compiler.is_compiling():
+            return call_in_graph(name, args, kwargs)
         require_subnormals()
         function, selection = reference, _SELECTION.get()
         if selection.backends and not _records_gradients(args, kwargs):
@@ -257,7 +261,7 @@ def _refusal(kernel: Kernel, args: tuple, kwargs: dict) -> str | None:
     if missing is not None:
         return missing
     subject = args[0] if args else next(iter(kwargs.values()), None)
-    tensor = getattr(subject, "codes", subject)
+    tensor = getattr(subject, "packed", subject)
     if isinstance(tensor, torch.Tensor):
         if tensor.device.type not in kernel.devices:
             return f"{kernel.op} is on {tensor.device.type}: the kernel runs on {', '.join(kernel.devices)}"

@@ -70,8 +70,16 @@ VALID: dict[str, Callable[[], dict]] = {
     "unpack": lambda: dict(packed=codes_of(2, 16), bits=4, count=32),
     "to_layout": lambda: dict(tensor=codes_of(2, 32), layout="tile_128x4"),
     "from_layout": lambda: dict(data=codes_of(2, 32), layout="linear", shape=(2, 32)),
-    "BlockTensor": lambda: dict(
+    "from_codes": lambda: dict(
         codes=codes_of(2, 32), scales=scale_codes(2, 2), tensor_scale=torch.ones(2, 1), format="nvfp4", recipe="nvidia"
+    ),
+    "BlockTensor": lambda: dict(
+        packed=codes_of(2, 16),
+        length=32,
+        scales=scale_codes(2, 2),
+        tensor_scale=torch.ones(2, 1),
+        format="nvfp4",
+        recipe="nvidia",
     ),
     "quantize": lambda: dict(x=ramp(2, 32), format="nvfp4"),
     "dequantize": lambda: dict(q=mx(2, 32), dtype=torch.float32),
@@ -88,6 +96,7 @@ VALID: dict[str, Callable[[], dict]] = {
     "matmul": lambda: dict(a=ramp(3, 64), b=mx(2, 64), bias=ramp(2)),
     "route": lambda: dict(logits=ramp(3, 8), k=2),
     "moe_experts": layer,
+    "activate_quantize": lambda: dict(hidden=ramp(2, 64), format="nvfp4"),
     "combine": lambda: dict(slot_terms=ramp(2, 3, 8)),
     "ElementFormat": lambda: dict(name="mine", exponent_bits=2, mantissa_bits=1, bias=1),
     "BlockFormat": lambda: dict(
@@ -96,12 +105,14 @@ VALID: dict[str, Callable[[], dict]] = {
     "Recipe": lambda: dict(name="mine", scale_rule="floor"),
     "Hadamard": lambda: dict(size=4, signs=(1, -1, 1, 1)),
 }
-RECORDS = ("BlockTensor", "ElementFormat", "BlockFormat", "Recipe", "Hadamard")
+RECORDS = ("from_codes", "BlockTensor", "ElementFormat", "BlockFormat", "Recipe", "Hadamard")
 OPS = [name for name in VALID if name not in RECORDS]
 ACTIVATION_FUNCTIONS = ("exp", "sigmoid", "silu", "gelu_tanh", "relu2", "swiglu", "swiglu_oai")
 
 
 def function_of(op: str) -> Callable:
+    if op == "from_codes":
+        return mxref.BlockTensor.from_codes
     return getattr(functions if op in ACTIVATION_FUNCTIONS else mxref, op)
 
 
@@ -130,7 +141,7 @@ TABLE: list[Bad] = []
 
 FLOAT_ARGUMENTS = {op: ("x",) for op in ("encode", "quantize", "qdq", "explain", *ACTIVATION_FUNCTIONS[:5])}
 FLOAT_ARGUMENTS |= {"swiglu": ("gate", "up"), "swiglu_oai": ("gate", "up"), "matmul": ("a", "bias"), "route": ("logits",)}
-FLOAT_ARGUMENTS |= {"moe_experts": ("x",)}
+FLOAT_ARGUMENTS |= {"moe_experts": ("x",), "activate_quantize": ("hidden",)}
 NOT_FLOATS = ("float64", "int32", "int64", "uint8", "bool", "complex64", "float8_e4m3fn", "float8_e5m2")
 for op, names in FLOAT_ARGUMENTS.items():
     for name in names:
@@ -141,7 +152,11 @@ for op, names in FLOAT_ARGUMENTS.items():
             TABLE.append(bad(op, TypeError, name, kind, "torch.Tensor", id=kind, **{name: value}))
 
 CODE_ARGUMENTS = {"decode": ("codes",), "pack": ("codes",), "unpack": ("packed",), "to_layout": ("tensor",)}
-CODE_ARGUMENTS |= {"block_dot": ("a_codes", "b_codes"), "BlockTensor": ("codes", "scales")}
+CODE_ARGUMENTS |= {
+    "block_dot": ("a_codes", "b_codes"),
+    "from_codes": ("codes", "scales"),
+    "BlockTensor": ("packed", "scales"),
+}
 for op, names in CODE_ARGUMENTS.items():
     for name in names:
         for dtype in ("int8", "int32", "int64", "float32", "bool", "float8_e8m0fnu"):
@@ -193,10 +208,10 @@ for name in ("e9m9", "E2M1", "mxfp4", None, 4, ["e2m1"], torch.float8_e4m3fn):
     for op in ("encode", "decode"):
         TABLE.append(bad(op, ValueError, "element", repr(name), ELEMENTS, element=name))
 for name in ("fp4", "MXFP4", "e2m1", None, 32, ["mxfp4"]):
-    for op in ("quantize", "qdq", "explain", "BlockTensor"):
+    for op in ("quantize", "qdq", "explain", "from_codes"):
         TABLE.append(bad(op, ValueError, "format", repr(name), FORMATS, format=name))
 for name in ("OCP", "mx", 5, ["ocp"]):
-    for op in ("quantize", "qdq", "explain", "BlockTensor"):
+    for op in ("quantize", "qdq", "explain", "from_codes"):
         TABLE.append(bad(op, ValueError, "recipe", repr(name), RECIPES, recipe=name))
 CHOICES = [
     ("encode", "rounding", ROUNDINGS),
@@ -246,12 +261,12 @@ TABLE += [
     bad("moe_experts", ValueError, "act_recipe", "'mx'", RECIPES, act_format="mxfp4", act_recipe="mx"),
     bad("moe_experts", ValueError, "act_tensor_scales", "'per_row'", "per_tensor",
         act_format="nvfp4", act_tensor_scales="per_row"),
-    bad("BlockTensor", TypeError, "tensor_scale", "str", "float32", tensor_scale="per_tensor"),
+    bad("from_codes", TypeError, "tensor_scale", "str", "float32", tensor_scale="per_tensor"),
 ]  # fmt: skip
 
 # ------------------------------------------------------------------------------------------ recipes that do not fit
 
-for op in ("quantize", "qdq", "explain", "BlockTensor"):
+for op in ("quantize", "qdq", "explain", "from_codes"):
     mine = {"tensor_scale": None}
     for recipe in MX_RECIPES:
         TABLE.append(bad(op, ValueError, f"'{recipe}'", "'nvfp4'", NVFP4_RECIPES, recipe=recipe, **mine))
@@ -325,7 +340,7 @@ TABLE += [
 
 BAD_VALUES = {"0": 0.0, "-0": -0.0, "negative": -1.0, "nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 for op, error_words in {
-    op: ("tensor_scale", "finite", "> 0") for op in ("quantize", "qdq", "explain", "BlockTensor")
+    op: ("tensor_scale", "finite", "> 0") for op in ("quantize", "qdq", "explain", "from_codes")
 }.items():
     for label, value in BAD_VALUES.items():
         change = lambda value=value: torch.tensor(value)  # noqa: E731
@@ -336,7 +351,7 @@ for op, error_words in {
         TABLE.append(bad(op, TypeError, "tensor_scale", dtype, "float32", id=dtype, tensor_scale=change))
     for label, value in {"float": 1.0, "list": [1.0], "ndarray": np.ones(1, np.float32)}.items():
         TABLE.append(bad(op, TypeError, "tensor_scale", label, "float32", id=label, tensor_scale=value))
-for op in ("quantize", "qdq", "BlockTensor"):
+for op in ("quantize", "qdq", "from_codes"):
     for shape in ((3,), (2, 32), (1, 32), (2, 2), (1, 1, 1), (0,), (0, 1)):
         change = lambda shape=shape: torch.ones(shape)  # noqa: E731
         TABLE.append(bad(op, ValueError, "tensor_scale", str(list(shape)), "[2, 32]", tensor_scale=change, id=str(shape)))
@@ -349,7 +364,7 @@ NVFP4_SCALES = dict(act_format="nvfp4")
 TABLE += [
     bad("quantize", ValueError, "tensor_scale", "[4, 3]", "[E, 2]", x=lambda: ramp(4, 2, 32),
         tensor_scale=lambda: torch.ones(4, 3)),
-    bad("BlockTensor", ValueError, "tensor_scale", "mxfp4", "no tensor scale", format="mxfp4", recipe="ocp",
+    bad("from_codes", ValueError, "tensor_scale", "mxfp4", "no tensor scale", format="mxfp4", recipe="ocp",
         scales=lambda: scale_codes(2, 1)),
     bad("moe_experts", ValueError, "act_tensor_scales", "pair", **NVFP4_SCALES, act_tensor_scales=lambda: torch.ones(2)),
     bad("moe_experts", ValueError, "act_tensor_scales", "pair", **NVFP4_SCALES, id="three",
@@ -401,11 +416,11 @@ TABLE += [
     bad("block_dot", ValueError, "a_codes", "16", "0 to 15", a_codes=lambda: scale_codes(3, 32, code=16)),
     bad("block_dot", ValueError, "b_codes", "64", "e2m3", "0 to 63", b_codes=lambda: scale_codes(2, 32, code=64),
         b_element="e2m3"),
-    bad("BlockTensor", ValueError, "codes", "16", "e2m1", "0 to 15", codes=lambda: scale_codes(2, 32, code=16)),
-    bad("BlockTensor", ValueError, "scales", "sign bit", "e4m3", scales=lambda: scale_codes(2, 2, code=0x80)),
-    bad("BlockTensor", ValueError, "scales", "sign bit", "e4m3", scales=lambda: scale_codes(2, 2, code=0xB8)),
-    bad("BlockTensor", ValueError, "scales", "sign bit", "e4m3", scales=lambda: scale_codes(2, 2, code=0xFF)),
-    bad("BlockTensor", ValueError, "scales", "64", "0 to 63", id="narrow scales", scales=lambda: scale_codes(2, 1, code=64),
+    bad("from_codes", ValueError, "codes", "16", "e2m1", "0 to 15", codes=lambda: scale_codes(2, 32, code=16)),
+    bad("from_codes", ValueError, "scales", "sign bit", "e4m3", scales=lambda: scale_codes(2, 2, code=0x80)),
+    bad("from_codes", ValueError, "scales", "sign bit", "e4m3", scales=lambda: scale_codes(2, 2, code=0xB8)),
+    bad("from_codes", ValueError, "scales", "sign bit", "e4m3", scales=lambda: scale_codes(2, 2, code=0xFF)),
+    bad("from_codes", ValueError, "scales", "64", "0 to 63", id="narrow scales", scales=lambda: scale_codes(2, 1, code=64),
         tensor_scale=None,
         format=lambda: mxref.BlockFormat("mine", mxref.ELEMENT_FORMATS["e2m1"],
                                          mxref.ElementFormat("ue4m2", 4, 2, 7, "nan", signed=False), 32)),
@@ -491,16 +506,28 @@ TABLE += [
     bad("explain", ValueError, "x", "[33]", "1 to 32", x=lambda: ramp(33), format="mxfp4"),
     bad("explain", ValueError, "x", "[0]", "1 to 16", x=lambda: ramp(0)),
     bad("explain", ValueError, "x", "[]", "1 to 16", id="0-d", x=lambda: ramp()),
+    bad("activate_quantize", ValueError, "hidden", "[2, 63]", "2I", hidden=lambda: ramp(2, 63)),
+    bad("activate_quantize", ValueError, "hidden", "[]", "2I", id="0-d", hidden=lambda: torch.tensor(1.0)),
+    bad("activate_quantize", ValueError, "activation", "'relu'", "silu", activation="relu"),
+    bad("activate_quantize", ValueError, "gate_up", "'rows'", "interleaved", gate_up="rows"),
+    bad("activate_quantize", ValueError, "format", "'fp4'", "mxfp4", format="fp4"),
+    bad("activate_quantize", ValueError, "recipe", "'ocp'", "nvfp4", recipe="ocp"),
+    bad("activate_quantize", ValueError, "seed", "1", "nearest_even", seed=1),
+    bad("BlockTensor", ValueError, "packed", "16 bytes", "33 codes of 4 bits take 17", length=33),
+    bad("BlockTensor", ValueError, "packed", "spare bits", packed=lambda: codes_of(2, 16) | 0xF0, length=31),
+    bad("BlockTensor", TypeError, "length", "32.0", length=32.0),
+    bad("BlockTensor", ValueError, "length", "-1", length=-1),
     bad("BlockTensor", ValueError, "scales", "[2, 1]", "[2, 32]", "[2, 2]", scales=lambda: scale_codes(2, 1)),
-    bad("BlockTensor", ValueError, "scales", "[4]", "[2, 2]", scales=lambda: scale_codes(4)),
-    bad("BlockTensor", ValueError, "scales", "[2, 2]", "[1, 32]", axis=0, tensor_scale=None),
-    bad("BlockTensor", ValueError, "scales", "[2, 2]", "[1, 2]", recipe="nvidia_16x16", tensor_scale=None),
-    bad("BlockTensor", ValueError, "axis", "[]", id="0-d", codes=lambda: scale_codes(code=1), scales=lambda: scale_codes()),
-    bad("BlockTensor", ValueError, "axis", "16 rows", codes=lambda: codes_of(32), scales=lambda: scale_codes(2),
+    bad("from_codes", ValueError, "scales", "[2, 1]", "[2, 32]", "[2, 2]", scales=lambda: scale_codes(2, 1)),
+    bad("from_codes", ValueError, "scales", "[4]", "[2, 2]", scales=lambda: scale_codes(4)),
+    bad("from_codes", ValueError, "scales", "[2, 2]", "[1, 32]", axis=0, tensor_scale=None),
+    bad("from_codes", ValueError, "scales", "[2, 2]", "[1, 2]", recipe="nvidia_16x16", tensor_scale=None),
+    bad("from_codes", ValueError, "axis", "[]", id="0-d", codes=lambda: scale_codes(code=1), scales=lambda: scale_codes()),
+    bad("from_codes", ValueError, "axis", "16 rows", codes=lambda: codes_of(32), scales=lambda: scale_codes(2),
         recipe="nvidia_16x16", tensor_scale=None),
-    bad("BlockTensor", ValueError, "axis", "16 rows", codes=lambda: codes_of(32, 2, 16), scales=lambda: scale_codes(2, 2, 1),
+    bad("from_codes", ValueError, "axis", "16 rows", codes=lambda: codes_of(32, 2, 16), scales=lambda: scale_codes(2, 2, 1),
         recipe="nvidia_16x16", tensor_scale=None, axis=0),
-    bad("BlockTensor", ValueError, "32", "64", id="transform", recipe=lambda: named("nvidia", transform=mxref.Hadamard(64))),
+    bad("from_codes", ValueError, "32", "64", id="transform", recipe=lambda: named("nvidia", transform=mxref.Hadamard(64))),
     bad("pack", ValueError, "codes", "axes", id="0-d", codes=lambda: scale_codes(code=1)),
     bad("unpack", ValueError, "packed", "axes", id="0-d", packed=lambda: scale_codes(code=1)),
     bad("unpack", ValueError, "packed", "16", "33 codes", "17", count=33),
@@ -522,7 +549,7 @@ TABLE += [
     bad("from_layout", TypeError, "shape", "int", "Sequence", shape=64),
     bad("from_layout", TypeError, "shape", "2.0", shape=(2.0, 32.0)),
 ]  # fmt: skip
-for op in ("quantize", "qdq", "BlockTensor"):
+for op in ("quantize", "qdq", "from_codes"):
     for axis in (2, -3, 99):
         TABLE.append(bad(op, ValueError, "axis", repr(axis), "[2, 32]", axis=axis))
     for axis in (True, 1.0, None, "1", (0, 1)):
@@ -623,7 +650,7 @@ def test_every_public_op_has_rows():
         "use",
         "explain_dispatch",
     }  # dispatch has tests of its own
-    public |= {name for name in vars(functions) if name in ACTIVATION_FUNCTIONS}
+    public |= {"from_codes", *(name for name in vars(functions) if name in ACTIVATION_FUNCTIONS)}
     assert public == set(VALID) and {row.op for row in TABLE} == set(VALID)
 
 

@@ -108,7 +108,7 @@ def test_decode_every_code_with_every_scale(format):
     codes = np.arange(1 << element.bits, dtype=np.uint8)
     grid = np.broadcast_to(codes, (256, len(codes))).copy()
     scales = np.repeat(np.arange(256, dtype=np.uint8)[:, None], -(-len(codes) // 32), axis=1)
-    q = mxref.BlockTensor(
+    q = mxref.BlockTensor.from_codes(
         torch.from_numpy(grid), torch.from_numpy(scales), None, mxref.BLOCK_FORMATS[format], mxref.RECIPES["ocp"]
     )
     exact = decode_float64(grid, element) * np.ldexp(1.0, np.arange(256) - 127)[:, None]
@@ -560,7 +560,7 @@ def test_nvfp4_decodes_to_bfloat16_through_the_float32_product():
             scale = np.float32(significand * 2.0**-30)
             stored = nvfp4.Quantized(np.uint8([[5]]), np.uint8([[0x38]]), scale)  # 3.0 * (1.0 * S)
             steps = nvfp4.dequantize(stored, "multiply", BINARIES["bfloat16"])
-            given = mxref.BlockTensor(
+            given = mxref.BlockTensor.from_codes(
                 torch.tensor([[5]], dtype=torch.uint8),
                 torch.tensor([[0x38]], dtype=torch.uint8),
                 torch.tensor(scale),

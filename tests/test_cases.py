@@ -66,7 +66,7 @@ def byte(values) -> torch.Tensor:
 
 
 def stored(codes, scales, tensor_scale=None, format="nvfp4", recipe="nvidia") -> mxref.BlockTensor:
-    return mxref.BlockTensor(byte(codes), byte(scales), tensor_scale, format, recipe)
+    return mxref.BlockTensor.from_codes(byte(codes), byte(scales), tensor_scale, format, recipe)
 
 
 def within(relative: float) -> Callable:

@@ -3,16 +3,52 @@
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
+from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 import torch
 
 import mxref
 from mxref import registry
-from mxref.conformance import cases, runner, verify
-from mxref.conformance.cases import OPS
+from mxref.conformance import cases, contracts, failure, html_page, inputs, read_known_failures, runner, verify
+from mxref.conformance.cases import OPS, REPEATS, Case
+from mxref.conformance.refusals import refusals
+from mxref.conformance.runner import find_case, run_case
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.uint8)
+
+
+@pytest.fixture
+def offer(monkeypatch):
+    """Offers one kernel, of the backend "wrong", in place of all that are installed."""
+
+    def offer(op, function, contract="bitexact", **fields):
+        kernel = registry.Kernel(op, "wrong", function, contract, ("cpu",), DTYPES, **fields)
+        monkeypatch.setattr(registry, "_offers", lambda: {(op, "wrong"): None})
+        monkeypatch.setattr(registry, "kernel", lambda op, backend: kernel if op == kernel.op else None)
+        monkeypatch.setattr(runner, "kernels", lambda backend: (kernel,))
+        return kernel
+
+    return offer
+
+
+def reference(op, *args, **kwargs):
+    with mxref.use():
+        return registry.OPS[op](*args, **kwargs)
+
+
+def command(*arguments):
+    """The command in this process, where kernels are planted."""
+    from typer.testing import CliRunner
+
+    from mxref.cli import app
+
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
 
 INTERPRETED = """
 import torch
@@ -80,17 +116,14 @@ def test_every_case_has_its_own_id_and_every_op_has_cases():
         assert ids and len(ids) == len(set(ids)), op
 
 
-def test_a_wrong_kernel_is_found(monkeypatch):
+def test_a_wrong_kernel_is_found(offer):
     """A kernel that loses the sign of zero: seen, shown in hex, with the command that repeats it."""
 
     def relu2(x):
         with mxref.use():
             return mxref.functions.relu2(x) * -1 * -1 - 0.0 if x.numel() != 65536 else -mxref.functions.relu2(-x)
 
-    wrong = registry.Kernel("relu2", "wrong", relu2, "bitexact", ("cpu",), (torch.float32, torch.bfloat16, torch.float16))
-    monkeypatch.setattr(registry, "_offers", lambda: {("relu2", "wrong"): None})
-    monkeypatch.setattr(registry, "kernel", lambda op, backend: wrong)
-    monkeypatch.setattr(runner, "kernels", lambda backend: (wrong,))
+    offer("relu2", relu2)
     report = verify("wrong", ops=["relu2"])
     failed = {outcome.id: outcome.failure for outcome in report.outcomes if outcome.failure}
     assert {"every_bfloat16", "every_float16"} <= failed.keys() and report.failed == len(failed)
@@ -108,6 +141,8 @@ def test_unknown_names_are_refused():
         verify(workers=0)
     with pytest.raises(ValueError, match="backend='nowhere'"):
         verify("nowhere")
+    with pytest.raises(ValueError, match="device='nowhere'"):
+        verify(device="nowhere")
 
 
 def test_the_commands():
@@ -117,8 +152,490 @@ def test_the_commands():
     passed = run("verify", "--op", "decode", "--json", "-")
     assert passed.returncode == 0 and json.loads(passed.stdout)["failed"] == 0
     assert run("verify", "--op", "decode", "--case", "e2m1-every_code").stdout == "passed\n"
-    for bad in (("--op", "nothing"), ("--case", "x"), ("--op", "decode", "--case", "x"), ("nowhere",)):
-        refused = run("verify", *bad)
-        assert refused.returncode == 2 and refused.stderr.startswith("error: ") and refused.stderr.count("\n") == 1, bad
+    case = ("--op", "decode", "--case", "e2m1-every_code")
+    for bad in (("--op", "nothing"), (*case[2:],), (*case[:3], "x"), ("nowhere",), (*case, "--html", "x.html")):
+        refused = command("verify", *bad)
+        assert refused.exit_code == 2 and refused.stderr.startswith("error: ") and refused.stderr.count("\n") == 1, bad
     listed = json.loads(run("kernels", "--json", "-").stdout)
     assert {row["backend"] for row in listed} == {"triton"} and {"qdq", "encode"} <= {row["op"] for row in listed}
+    assert all(row.keys() >= {"formats", "dtypes", "devices", "contract", "here", "refuses"} for row in listed)
+    assert [row["refuses"] for row in listed if row["op"] == "encode"] == [["e8m0 is a scale format"]]
+
+
+# cases
+
+
+def test_every_scale_meets_every_turning_point():
+    """Each scale that the default recipe can choose is chosen, as often as any other, and meets each value and midpoint of
+    the element and their float32 neighbours, of both signs."""
+    for name, block in mxref.BLOCK_FORMATS.items():
+        for tensor_scale in (1.0, 0.0123) if block.tensor_scale else (1.0,):
+            x = inputs.every_scale(block, tensor_scale)
+            given = torch.tensor(tensor_scale) if block.tensor_scale else None
+            codes, counts = mxref.quantize(x, name, tensor_scale=given).scales.unique(return_counts=True)
+            positive = [code for code, value in enumerate(block.scale.positive) if value > 0]
+            reachable = [c for c in positive if block.scale.is_power_of_two and c <= 254 - block.element.emax]
+            assert codes.tolist() == (reachable or positive) and len(counts.unique()) == 1
+            for code in (codes[0], codes[len(codes) // 2], codes[-1]):
+                rows = x.reshape(len(codes), -1)[codes == code].flatten()
+                for point in (*block.element.positive, *block.element.midpoints):
+                    exact = Fraction(point) * Fraction(block.scale.values[code]) * Fraction(tensor_scale)
+                    near = torch.tensor(float(exact))
+                    for value in (near, near.nextafter(torch.tensor(0.0)), near.nextafter(torch.tensor(1e38))):
+                        assert (rows == value).any() and (rows == -value).any(), (name, code, point)
+    levels = {c.level for c in cases("qdq", 2) if "every_scale" in c.id and ("-ocp-" in c.id or "-nvidia-" in c.id)}
+    others = {c.level for c in cases("qdq", 2) if "every_scale" in c.id and ("-ocp_" in c.id or "-exact-" in c.id)}
+    assert levels == {1} and others == {2}
+
+
+def small_repeated(op, repeats=5):
+    """A case of `op` that is repeated, of a few rows."""
+    x = inputs.spread_normal(6, 64, seed=1, dtype=torch.bfloat16)
+    arguments = {
+        "quantize": lambda: ((x, "nvfp4"), {"tensor_scale": torch.linspace(0.5, 1, 6)}),
+        "qdq": lambda: ((x.reshape(3, 32, 4), "mxfp4"), {"axis": 1}),
+        "dequantize": lambda: ((mxref.quantize(x, "nvfp4", tensor_scale="per_row"), torch.bfloat16), {}),
+        "decode": lambda: ((torch.arange(64, dtype=torch.uint8).reshape(4, 16), "e2m3"), {}),
+        "swiglu": lambda: ((x, x.flip(0)), {}),
+    }
+    return Case(op, "small", "-", "bfloat16", arguments[op], 2, repeats)
+
+
+@pytest.mark.parametrize("at_once", [1, 1000, 1 << 26])
+@pytest.mark.parametrize("op", ["quantize", "qdq", "dequantize", "decode", "swiglu"])
+def test_a_repeated_case_compares_every_copy(op, at_once, offer, monkeypatch):
+    monkeypatch.setattr(runner, "COMPARED_AT_ONCE", at_once)
+    case = small_repeated(op)
+    assert run_case(case, "reference", "cpu").kind == "passed"
+    tile = run_case(replace(case, repeats=1), "reference", "cpu")
+    assert tile.kind == "passed"
+
+    def beyond(*args, **kwargs):  # as if an index had overflowed in the last copy
+        y = reference(op, *args, **kwargs)
+        last = y.packed if op == "quantize" else y
+        assert len(last) == 5 * len(case.arguments()[0][0]) if op != "dequantize" else 30
+        last[-1].view(torch.uint8)[..., -1] ^= 1
+        return y
+
+    offer(op, beyond)
+    outcome = run_case(case, "wrong", "cpu")
+    assert outcome.kind == "failed" and outcome.failure.difference.startswith("copy 4 of 5: ")
+    assert "no block to show" not in outcome.failure.block and outcome.failure.block
+    offer(op, lambda *args, **kwargs: reference(op, *args, **kwargs)[:-1])
+    assert "along the first axis" in run_case(case, "wrong", "cpu").failure.difference
+
+
+def test_more_elements_than_32_bits_count_are_asked_for_and_refused_where_they_do_not_fit():
+    for op in ("encode", "decode", "quantize", "qdq", "dequantize", "exp", "sigmoid", "silu", "gelu_tanh", "swiglu_oai"):
+        repeated = [case for case in cases(op, 2) if case.repeats > 1]
+        assert {case.format for case in repeated} >= {case.format for case in cases(op)}
+        assert all(case.level == 2 for case in repeated) and not [case for case in cases(op) if case.repeats > 1]
+        subject = repeated[0].arguments()[0][0]
+        assert subject.shape.numel() * REPEATS > 2**31 and repeated[0].repeats == REPEATS
+    report = verify(ops=["decode"], level=2)
+    assert (report.passed, report.failed, report.refused) == (21, 0, 7)
+    assert all(
+        re.fullmatch(r"needs \d+ GiB on the device; cpu has 1 for it", reason) for r in report.rows for reason in r.reasons
+    )
+
+
+def test_arguments_lie_in_poison():
+    x = inputs.in_poison(torch.ones(3, 5, dtype=torch.bfloat16))
+    q = mxref.quantize(torch.ones(4, 40), "mxfp4", tensor_scale=None)[::2]
+    (moved, q_moved, ids), _ = runner.to_device((x, q, torch.ones(2, dtype=torch.int64)), "cpu"), None
+    assert torch.equal(moved, x) and moved.stride() == x.stride() and moved.data_ptr() % 64 == x.data_ptr() % 64
+    assert torch.empty(0, dtype=x.dtype).set_(x.untyped_storage()).isnan().sum() == 7 * 14 - 15
+    whole = torch.empty(0, dtype=x.dtype).set_(moved.untyped_storage())
+    assert whole.isnan().sum() == len(whole) - 15 and len(whole) >= 15 + 128
+    assert mxref.comparison.difference(q_moved, q) is None and q_moved.packed.stride() == q.packed.stride()
+    for part, values in ((q_moved.packed, 2 * 20), (q_moved.scales, 2 * 2), (ids, 2 * 8)):
+        memory = torch.empty(0, dtype=torch.uint8).set_(part.untyped_storage())
+        assert (memory == 0xAB).sum() >= len(memory) - values and len(memory) > values
+
+
+def test_a_kernel_that_reads_beyond_its_rows_is_found(offer):
+    """One that reads whole blocks without a mask is right where what follows is small, and wrong in poison."""
+
+    def unmasked(x, format, **others):
+        missing = -x.shape[-1] % mxref.BLOCK_FORMATS[format].block_size
+        if x.ndim == 2 and x.stride(-1) == 1 and missing and not others.get("axis", -1) == 0:
+            wide = x.as_strided((x.shape[0], x.shape[1] + missing), x.stride(), x.storage_offset())
+            return reference("qdq", wide, format, **others)[:, : x.shape[1]]
+        return reference("qdq", x, format, **others)
+
+    offer("qdq", unmasked)
+    zeros = torch.zeros(9, 96)
+    zeros[:7, :77] = inputs.spread_normal(7, 77, seed=4)
+    assert torch.equal(unmasked(zeros[:7, :77], "mxfp4"), reference("qdq", zeros[:7, :77], "mxfp4"))
+    assert run_case(find_case("qdq", "mxfp4-ocp-strided_in_poison"), "wrong", "cpu").kind == "failed"
+    for op in ("encode", "decode", "quantize", "qdq", "dequantize", "silu", "matmul"):
+        assert any("strided" in case.id for case in cases(op)), op
+
+
+# failures
+
+
+def flipped(op, part="packed"):
+    """A kernel whose result has one bit wrong, in the second block of the third row."""
+
+    def wrong(*args, **kwargs):
+        y = reference(op, *args, **kwargs)
+        if op == "quantize":
+            place = (2, 17) if part == "packed" else (2, 1)
+            getattr(y, part)[place] ^= 1
+        else:
+            y[2, 35:36].view(torch.uint8)[0] ^= 4
+        return y
+
+    return wrong
+
+
+def test_a_failure_shows_the_block(offer):
+    case = find_case("quantize", "mxfp4-ocp-tails-bfloat16")
+    x, q = case.arguments()[0][0], mxref.quantize(case.arguments()[0][0], "mxfp4")
+    offer("quantize", flipped("quantize"))
+    found = run_case(case, "wrong", "cpu").failure
+    assert found.block.splitlines()[0] == "block [2, 32:64], mxfp4, recipe ocp(scale_rule='floor')"
+    scale = int(q.scales[2, 1])
+    shown = f"0x{scale:02X} {scale:08b} = {re.sub('.?0+p', 'p', float(2.0 ** (scale - 127)).hex())}"
+    assert found.block.splitlines()[1] == f"scale: expected {shown}, got {shown}"
+    (marked,) = [line for line in found.block.splitlines() if line.endswith("<")]
+    code = int(q.codes[2, 34])
+    bits = f"{code:04b}"
+    other = f"{code ^ 1:04b}"
+    assert marked.split() == [
+        re.sub(r"\.?0+p", "p", float(x[2, 34]).hex()),
+        f"0x{code:02X}",
+        f"{bits[0]}|{bits[1:3]}|{bits[3]}",
+        f"0x{code ^ 1:02X}",
+        f"{other[0]}|{other[1:3]}|{other[3]}",
+        "<",
+    ]
+    assert all(float.fromhex(line.split()[0]) == value for line, value in zip(found.block.splitlines()[3:], x[2, 32:64]))
+    assert str(mxref.explain(x[2, 32:64], "mxfp4")) in found.block
+    assert str(found).endswith(f"again: mxref verify wrong --device cpu --op quantize --case {case.id}")
+
+
+def test_a_wrong_scale_shows_its_block(offer):
+    offer("quantize", flipped("quantize", "scales"))
+    for id, size in (("nvfp4-nvidia-tails-bfloat16-per_row", 16), ("mxint8-ocp-tails-float32", 32)):
+        case = find_case("quantize", id)
+        q = reference("quantize", *case.arguments()[0], **case.arguments()[1])
+        block = run_case(case, "wrong", "cpu").failure.block
+        assert block.startswith(f"block [2, {size}:{2 * size}]")
+        assert f"expected 0x{int(q.scales[2, 1]):02X} " in block and f"got 0x{int(q.scales[2, 1]) ^ 1:02X} " in block
+        assert f"scale code 0x{int(q.scales[2, 1]):02X}" in block  # the explanation has the tensor scale of the row
+    x = inputs.spread_normal(48, 64, seed=1)
+    case = Case("quantize", "rows", "nvfp4", "float32", lambda: ((x, "nvfp4"), {"recipe": "nvidia_16x16"}))
+    block = run_case(case, "wrong", "cpu").failure.block
+    assert block.startswith("block [32, 16:32]") and "no explanation: recipe 'nvidia_16x16' spans rows" in block
+
+
+def test_a_failure_of_other_ops_shows_what_went_in(offer, monkeypatch):
+    def third_row_is_3(op):
+        return lambda *args, **kwargs: reference(op, *args, **kwargs).index_fill(0, torch.tensor(2), 3.0)
+
+    for op, id, first in (
+        ("qdq", "mxfp6_e2m3-ocp-tails-bfloat16", "block [2, 32:64], mxfp6_e2m3, recipe ocp(scale_rule='floor')"),
+        ("dequantize", "mxfp4-axis_2-None", "block [2, 0, 0:32]"),
+        ("encode", "e4m3-strided_in_poison", "place"),
+        ("block_dot", "e2m1-e2m3-32", "[2, 35]: expected "),
+        ("matmul", "mxfp4-nvfp4-float32", "place"),
+    ):
+        offer(op, third_row_is_3(op) if op in ("dequantize", "matmul") else flipped(op))
+        found = run_case(find_case(op, id), "wrong", "cpu").failure
+        assert found.block.splitlines()[0].strip().startswith(first), found.block
+        assert op == "block_dot" or "expected" in found.block and "<" in found.block
+        assert "0x" in found.block and "no block" not in found.block
+        assert ("step by step" in found.block) == (op == "qdq")
+        assert op != "block_dot" or re.search(r"0x\w\w \d\|\d\d\|\d\d\d", found.block)
+    offer("qdq", flipped("qdq"))
+    block = run_case(find_case("qdq", "mxfp4-ocp_stochastic-tails-float32"), "wrong", "cpu").failure.block
+    assert "random words" in block and "expected" in block
+    monkeypatch.setattr(mxref, "explain", lambda *args, **kwargs: 1 / 0)
+    found = run_case(find_case("qdq", "mxfp4-ocp-tails-float32"), "wrong", "cpu").failure
+    assert "no explanation: division by zero" in found.block and found.block.startswith("block [2, 32:64]")
+    monkeypatch.setattr(failure, "_table", lambda columns: 1 / 0)
+    found = run_case(find_case("qdq", "mxfp4-ocp-tails-float32"), "wrong", "cpu").failure
+    assert found.difference.startswith("1 of ") and found.block == "no block to show: ZeroDivisionError: division by zero"
+
+
+def test_a_kernel_that_raises_fails_and_the_run_goes_on(offer):
+    def relu2(x):
+        if x.dtype == torch.float16:
+            raise NotImplementedError("no float16 yet")
+        return reference("relu2", x)
+
+    offer("relu2", relu2)
+    report = verify("wrong", ops=["relu2"])
+    (found,) = [o for o in report.outcomes if o.failure]
+    assert found.id == "every_float16" and found.failure.difference == "it raised NotImplementedError: no float16 yet"
+    assert "in relu2" in found.failure.block and (report.passed, report.failed, report.refused) == (5, 1, 0)
+    offer("relu2", relu2, accepts=lambda x: "it is float16" if x.dtype == torch.float16 else None)
+    report = verify("wrong", ops=["relu2"])
+    assert (report.passed, report.failed, report.refused) == (5, 0, 1)
+    report = verify("wrong", ops=["relu2"], strict=True)
+    assert (report.passed, report.failed, report.refused) == (5, 1, 0)
+    assert "refused: it is float16" in str(report)
+    assert command("verify", "wrong").exit_code == 0 and command("verify", "wrong", "--strict").exit_code == 1
+    offer("relu2", relu2, accepts=lambda x: 1 / 0)
+    assert verify("wrong", ops=["relu2"]).failed == 6
+
+
+def test_known_failures(offer, tmp_path):
+    def relu2(x):
+        return reference("relu2", x) + 1 if x.dtype == torch.float16 else reference("relu2", x)
+
+    offer("relu2", relu2)
+    listed = tmp_path / "known.txt"
+    listed.write_text("# float16 is wrong\n\nrelu2 every_float16   off by one,  # as said\n")
+    assert read_known_failures(listed) == {("relu2", "every_float16"): "off by one,  # as said"}
+    for given in (listed, str(listed), {("relu2", "every_float16"): "off by one,  # as said"}):
+        report = verify("wrong", ops=["relu2"], known_failures=given)
+        assert (report.passed, report.failed, report.known, report.refused) == (5, 0, 1, 0)
+    assert [(r.known, r.known_reasons) for r in report.rows if r.known] == [(1, ("off by one,  # as said",))]
+    record = report.record()
+    assert record["known"] == 1 and record["failures"] == [] and record["known_failures"][0]["id"] == "every_float16"
+    assert record["known_failures"][0]["reason"] == "off by one,  # as said"
+    assert "known: relu2 every_float16: off by one" in str(report) and "5 passed, 0 failed, 1 known, 0 refused" in str(
+        report
+    )
+    assert command("verify", "wrong", "--known-failures", listed).exit_code == 0
+    assert command("verify", "wrong").exit_code == 1
+
+    with listed.open("a") as file:
+        file.write("relu2 empty nothing is wrong with it\n")
+    passes = command("verify", "wrong", "--known-failures", listed)
+    assert passes.exit_code == 1 and "it passes, though listed as a known failure" in passes.stdout
+    for line, complaint in (
+        ("relu2 every_float17 x", "no case of this run .* is relu2 every_float17"),
+        ("relu2 beyond_int32 x", "no case of this run .*level 1.* is relu2 beyond_int32"),
+        ("relu2 empty", "line 1: 'relu2 empty': expected the op, the id of a case and a reason"),
+        ("relu2 empty x\nrelu2 empty y", "line 2: relu2 empty is listed twice"),
+    ):
+        listed.write_text(line)
+        with pytest.raises(ValueError, match=complaint):
+            verify("wrong", ops=["relu2"], known_failures=listed)
+        assert command("verify", "wrong", "--known-failures", listed).exit_code == 2
+    assert command("verify", "wrong", "--known-failures", tmp_path / "none").exit_code == 2
+
+
+def test_the_commands_with_a_wrong_kernel(offer, tmp_path):
+    offer("relu2", lambda x: reference("relu2", x) + 1, accepts=lambda x: None if x.is_contiguous() else "not <contiguous>")
+    one = command("verify", "wrong", "--op", "relu2", "--case", "every_float16")
+    assert one.exit_code == 1 and "argument 0" in one.stdout and "again: mxref verify wrong" in one.stdout
+    refused = ("verify", "wrong", "--op", "relu2", "--case", "strided")
+    assert command(*refused).stdout == "not <contiguous>\n" and command(*refused).exit_code == 0
+    assert command(*refused, "--strict").exit_code == 1
+    page, record = tmp_path / "page.html", tmp_path / "record.json"
+    assert command("verify", "wrong", "--html", page, "--json", record).exit_code == 1
+    assert json.loads(record.read_text())["failed"] == 4
+    assert "FAILED" not in page.read_text() and "not &lt;contiguous&gt;" in page.read_text()
+    early = command("verify", "wrong", "--html", tmp_path / "none" / "page.html")
+    assert early.exit_code == 2 and "its directory does not exist" in early.stderr and early.stdout == ""
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html", "record.json"]
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    from pathlib import Path
+
+    from mxref import cli
+
+    path = tmp_path / "page.html"
+    path.write_text("before")
+    write = Path.write_text
+
+    def half(self, text, **options):
+        write(self, text[:2], **options)
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Path, "write_text", half)
+    with pytest.raises(OSError, match="disk full"):
+        cli._write(path, "after")
+    assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]
+
+
+def test_the_page(offer):
+    from html.parser import HTMLParser
+
+    offer("relu2", lambda x: reference("relu2", x) + 1, accepts=lambda x: None if x.is_contiguous() else "not <contiguous>")
+    report = verify("wrong", ops=["relu2"], known_failures={("relu2", "every_float16"): "a & b"}, commit="abc123")
+    page = html_page(report)
+    opened, tags = [], []
+
+    class Reader(HTMLParser):
+        def handle_starttag(self, tag, attrs):
+            tags.append(tag)
+            opened.extend([tag] if tag not in ("meta", "br") else [])
+
+        def handle_endtag(self, tag):
+            assert opened.pop() == tag
+
+    Reader().feed(page)
+    assert not opened and not {"script", "link", "img", "iframe"} & set(tags) and "url(" not in page and "http" not in page
+    assert tags.count("details") == report.failed + report.known == 4 and tags.count("pre") == 4
+    for shown in (
+        *("width=device-width", "prefers-color-scheme: dark", "abc123", report.date, report.torch, "level"),
+        *('<td class="failed">2 failed<br>1 refused<br>1 passed</td>', '<td class="known">1 known</td>', "<td>relu2</td>"),
+        *(
+            "not &lt;contiguous&gt;",
+            "relu2 every_float16: a &amp; b",
+            "1 passed, 3 failed, 1 known, 1 refused",
+            "again: mxref",
+        ),
+    ):
+        assert shown in page, shown
+
+
+def test_what_kernels_refuse():
+    def accepts(x, format, *, recipe=None, **others):
+        return f"{format} is not <done>" if format == "nvfp4" else "it is even" if recipe == "ocp_even" else None
+
+    kernel = registry.Kernel("qdq", "wrong", None, "bitexact", ("cpu",), DTYPES, ("mxfp4",), accepts=accepts)
+    assert refusals(kernel) == ["it is even", "nvfp4 is not <done>"]
+    element = registry.Kernel(
+        "decode", "wrong", None, "bitexact", ("cpu",), DTYPES, accepts=lambda codes, element: element.name
+    )
+    assert refusals(element) == list(mxref.ELEMENT_FORMATS)
+    broken = replace(element, accepts=lambda codes: None)
+    assert len(refusals(broken)) == 1 and refusals(broken)[0].startswith("accepts raises TypeError")
+
+
+# contracts
+
+
+def as_fractions(case):
+    """The exact factors of a blockwise product, and alpha, by one multiplication after the other."""
+    (a, b), _ = case.arguments()
+
+    def rows(q):
+        element, scale = q.format.element.values, q.format.scale.values
+        return [
+            [Fraction(element[c]) * Fraction(scale[row_scales[k // q.format.block_size]]) for k, c in enumerate(row)]
+            for row, row_scales in zip(q.codes.tolist(), q.scales.tolist())
+        ]
+
+    scales = [torch.ones(()) if q.tensor_scale is None else q.tensor_scale for q in (a, b)]
+    return rows(a), rows(b), Fraction(float(scales[0] * scales[1]))
+
+
+def exact_bound(case, m, n, dtype):
+    """(alpha sum ab, alpha sum|a||b|, the bound, whether every order is exact) of one output, in rationals."""
+    a, b, alpha = as_fractions(case)
+    products = [x * y for x, y in zip(a[m], b[n])]
+    exact, total = sum(products), sum(map(abs, products))
+    steps = Fraction(len(products), 2**23)
+    eps, smallest = Fraction(torch.finfo(dtype).eps), Fraction(torch.finfo(dtype).smallest_normal)
+    bound = steps / (1 - steps) * alpha * total + eps / 2 * alpha * abs(exact) + eps * smallest / 2
+    lowest = min(Fraction(p.numerator & -p.numerator, p.denominator) for p in products if p) if any(products) else None
+    return alpha * exact, bound, lowest is None or total <= 2**24 * lowest
+
+
+def small_matmul(a_format, b_format, dtype=torch.float32, length=80):
+    a = mxref.quantize(inputs.spread_normal(4, length, seed=31), a_format)
+    b = mxref.quantize(inputs.spread_normal(3, length, seed=32), b_format)
+    return Case("matmul", "small", "-", "-", lambda: ((a, b), {"out_dtype": dtype}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("a_format, b_format", [("mxfp8_e4m3", "mxfp8_e5m2"), ("nvfp4", "nvfp4"), ("nvfp4", "mxint8")])
+def test_bounded_is_the_bound(a_format, b_format, dtype):
+    """The last value of the output dtype within the exact bound passes, the next one does not, on both sides."""
+    case = small_matmul(a_format, b_format, dtype)
+    expected = reference("matmul", *case.arguments()[0], **case.arguments()[1])
+    assert contracts.bounded(expected, expected, case) is None
+    for m, n in ((0, 0), (3, 1)):
+        exact, bound, _ = exact_bound(case, m, n, dtype)
+        for side in (-1, 1):
+            toward = torch.tensor(float(side) * float("inf"), dtype=dtype)
+            value = expected[m, n]
+            while abs(Fraction(float(torch.nextafter(value, toward))) - exact) <= bound:
+                value = torch.nextafter(value, toward)
+            inside, outside = expected.clone(), expected.clone()
+            inside[m, n], outside[m, n] = value, torch.nextafter(value, toward)
+            assert contracts.bounded(inside, expected, case) is None
+            assert contracts.bounded(outside, expected, case).startswith("1 of 12 outputs are beyond the bound")
+
+
+def test_certified_is_every_bit_where_no_order_rounds():
+    """The neighbour of the right value is refused where rationals certify the output, and passes elsewhere."""
+    seen = set()
+    for formats, length in ((("mxfp4", "mxfp8_e5m2"), 336), (("mxfp6_e2m3", "mxfp8_e4m3"), 80), (("nvfp4", "nvfp4"), 80)):
+        case = small_matmul(*formats, length=length)
+        expected = reference("matmul", *case.arguments()[0], **case.arguments()[1])
+        assert contracts.certified(expected, expected, case) is None
+        for m, n in ((0, 0), (1, 0), (1, 2), (2, 1), (3, 1), (3, 2)):
+            wrong = expected.clone()
+            wrong[m, n] = torch.nextafter(wrong[m, n], torch.tensor(float("inf")))
+            certain = exact_bound(case, m, n, torch.float32)[2]
+            seen.add(certain)
+            assert contracts.bounded(wrong, expected, case) is None
+            found = contracts.certified(wrong, expected, case)
+            assert (found is not None and "certified outputs" in found) == certain
+            wrong[m, n] *= 1.01
+            assert contracts.certified(wrong, expected, case) is not None
+    assert seen == {True, False}
+
+
+def test_contracts_at_the_edges():
+    q = mxref.quantize(torch.tensor([[1.0] * 32, [0.0] * 32, [torch.nan] * 32]), "mxfp8_e4m3")
+    case = Case("matmul", "nan", "-", "-", lambda: ((q, q), {}))
+    expected = reference("matmul", q, q)
+    for contract in contracts.CONTRACTS.values():
+        assert contract(expected, expected, case) is None
+        for m, n, value in ((0, 2, 0.0), (0, 1, 1e-30), (0, 0, torch.nan), (2, 2, -torch.nan)):
+            wrong = expected.clone()
+            wrong[m, n] = value
+            if value != value:  # another NaN than the canonical one
+                wrong.view(torch.int32)[m, n] = 0x7FC00001
+            assert contract(wrong, expected, case) is not None, (contract, m, n)
+        assert contract(expected.double(), expected, case).startswith("dtype")
+        assert contract(expected[:2], expected, case).startswith("shape")
+
+    big = mxref.quantize(
+        torch.full((1, 32), 45.25), "mxfp8_e4m3"
+    )  # 32 products of 44 * 44 = 61952 or so, near float16's end
+    case = Case("matmul", "large", "-", "-", lambda: ((big, big), {"out_dtype": torch.float16}))
+    expected = reference("matmul", big, big, out_dtype=torch.float16)
+    assert expected.isfinite().all() and contracts.bounded(expected * torch.inf, expected, case) is not None
+    bigger = mxref.quantize(torch.full((1, 32), 64.0), "mxfp8_e4m3")
+    case = Case("matmul", "overflow", "-", "-", lambda: ((bigger, bigger), {"out_dtype": torch.float16}))
+    expected = reference("matmul", bigger, bigger, out_dtype=torch.float16)
+    assert expected.isinf().all() and contracts.bounded(expected, expected, case) is None
+    assert contracts.bounded(-expected, expected, case) is not None
+    assert contracts.bounded(torch.full_like(expected, 65504), expected, case) is not None
+
+    biased = Case("matmul", "biased", "-", "-", lambda: ((q, q), {"bias": torch.ones(3)}))
+    with pytest.raises(ValueError, match="before a bias"):
+        contracts.bounded(expected, expected, biased)
+
+
+def test_the_runner_asks_what_the_kernel_promises(offer):
+    """A product in another order is bounded, and certified, not bit-exact; weight-only and dequantized products too."""
+
+    def another_order(a, b, *, bias=None, out_dtype=torch.float32, semantics="blockwise"):
+        factors = a, b
+        alpha = 1.0
+        if isinstance(a, torch.Tensor) or semantics == "dequantized":
+            a = a if isinstance(a, torch.Tensor) else mxref.dequantize(a, out_dtype)
+            factors = a.float(), mxref.dequantize(b, a.dtype).float()
+        else:
+            alpha = contracts._tensor_factor(a) * contracts._tensor_factor(b)
+            factors = contracts._without_tensor_scale(a).float(), contracts._without_tensor_scale(b).float()
+        return (alpha * (factors[0].flip(-1) @ factors[1].flip(-1).T)).to(out_dtype)
+
+    ids = [case.id for case in cases("matmul") if case.id.startswith(("mxfp8_e4m3-mxfp8", "nvfp4-", "bfloat16-mxfp8"))]
+    dequantized = small_matmul("mxfp8_e4m3", "nvfp4")
+    arguments = dequantized.arguments()
+    dequantized = replace(dequantized, arguments=lambda: (arguments[0], {"semantics": "dequantized"}))
+    chosen = [*(find_case("matmul", id) for id in ids), dequantized]
+    kinds = {}
+    for contract in contracts.CONTRACTS:
+        offer("matmul", another_order, contract)
+        kinds[contract] = {run_case(case, "wrong", "cpu").kind for case in chosen}
+    assert kinds == {"bitexact": {"passed", "failed"}, "certified": {"passed"}, "bounded": {"passed"}}
+    offer("matmul", lambda a, b, **others: 1.001 * another_order(a, b, **others), "bounded")
+    assert run_case(chosen[0], "wrong", "cpu").kind == "failed"
+    offer("qdq", None, "bounded")
+    with pytest.raises(ValueError, match="a kernel for qdq declares contract='bounded': expected 'bitexact'"):
+        verify("wrong", ops=["qdq"])

@@ -82,7 +82,7 @@ def test_nvfp4_weight_dequantization(name, out):
 
 
 def block_tensor(codes, scales, tensor_scale) -> mxref.BlockTensor:
-    return mxref.BlockTensor(codes, scales, tensor_scale, mxref.BLOCK_FORMATS["nvfp4"], mxref.RECIPES["nvidia"])
+    return mxref.BlockTensor.from_codes(codes, scales, tensor_scale, mxref.BLOCK_FORMATS["nvfp4"], mxref.RECIPES["nvidia"])
 
 
 def test_scale_swizzle():

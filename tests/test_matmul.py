@@ -201,7 +201,7 @@ def random_operand(
 def block_tensor(x: Operand, format: str) -> mxref.BlockTensor:
     recipe = "ocp" if FORMATS[format][1] == "e8m0" else "vllm_torch" if x.direction == "divide" else "nvidia"
     scale = None if x.tensor_scale is None else torch.from_numpy(np.array(x.tensor_scale, dtype=np.float32))
-    return mxref.BlockTensor(
+    return mxref.BlockTensor.from_codes(
         torch.from_numpy(x.codes), torch.from_numpy(x.scales), scale, mxref.BLOCK_FORMATS[format], mxref.RECIPES[recipe]
     )
 

@@ -59,7 +59,7 @@ def independent_w13(experts, name):
     if scale:
         rows = [q.tensor_scale.reshape(-1, 1, 1).expand(-1, gate.shape[1], 1) for q in (g, u)]
         tensor_scale = stored_order(*rows, experts.is_concatenated)
-    return mxref.BlockTensor(
+    return mxref.BlockTensor.from_codes(
         stored_order(g.codes, u.codes, experts.is_concatenated),
         stored_order(g.scales, u.scales, experts.is_concatenated),
         tensor_scale,

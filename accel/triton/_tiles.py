@@ -1,14 +1,17 @@
 """Device functions: the arithmetic of the reference on tiles of registers.
 
-Every step is an int32 operation, or a float32 operation that IEEE 754 defines to the last bit: no narrow cast, no
-approximate division, no library exponential. Kernels are launched with fp fusion off. Formats and recipes arrive as
-compile-time constants that `_constants.py` takes from mxref's records. The literals here are those of float32: 23 fraction
-bits (0x7FFFFF, hidden bit 0x800000), bias 127.
+Every step is an int32 operation, or an IEEE 754 operation defined to the last bit: no fp8 cast, no approximate division, no
+library exponential. Kernels are launched with fp fusion off. Formats and recipes arrive as compile-time constants that
+`_constants.py` takes from mxref's records. The literals here are those of float32: 23 fraction bits (0x7FFFFF, hidden bit
+0x800000), bias 127.
 """
+
+import os
 
 import triton
 import triton.language as tl
 
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
 MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 INF = tl.constexpr(0x7F800000)
 NAN = tl.constexpr(0x7FC00000)
@@ -37,14 +40,35 @@ def widen(loaded):
 @triton.jit
 def narrow(x, like: tl.constexpr):
     """Float32 values rounded once to what is stored (nearest even; bfloat16 as int16 bits), every NaN canonical."""
-    bits = tl.where(x != x, NAN, bits_of(x))
+    rounded = narrow_numbers(x, like)
     if like == tl.int16:
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).to(tl.int16)
+        return tl.where(x != x, 0x7FC0, rounded).to(tl.int16)
     elif like == tl.float16:
-        half = x.to(tl.float16).to(tl.int16, bitcast=True)
-        return tl.where(x != x, 0x7E00, half).to(tl.int16).to(tl.float16, bitcast=True)
+        return tl.where(x != x, 0x7E00, rounded.to(tl.int16, bitcast=True)).to(tl.int16).to(tl.float16, bitcast=True)
     else:
-        return float_of(bits)
+        return float_of(tl.where(x != x, NAN, bits_of(x)))
+
+
+@triton.jit
+def narrow_numbers(x, like: tl.constexpr):
+    """As `narrow`, of values among which is no NaN."""
+    if like == tl.int16:
+        if INTERPRETED:  # the interpreter's cast truncates
+            bits = bits_of(x)
+            return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).to(tl.int16)
+        else:
+            return x.to(tl.bfloat16).to(tl.int16, bitcast=True)
+    else:
+        return x.to(like)
+
+
+@triton.jit
+def nan_of(like: tl.constexpr):
+    """The canonical NaN as `narrow` stores it."""
+    if like == tl.int16:
+        return tl.full((), 0x7FC0, tl.int16)
+    else:
+        return tl.full((), float("nan"), like)
 
 
 @triton.jit
@@ -59,25 +83,66 @@ def exponent_and_significand(magnitude):
 
 
 @triton.jit
-def round_to_code(x, words, ROUNDING: tl.constexpr, SPECIAL: tl.constexpr, MANTISSA: tl.constexpr, LOWEST: tl.constexpr,
-                  MAX_BITS: tl.constexpr, MAX_CODE: tl.constexpr):  # fmt: skip
-    """Int32 magnitude codes of float32 values; NaN is the caller's business.
+def round_to_step(magnitude, MANTISSA: tl.constexpr, LOWEST: tl.constexpr, MAX: tl.constexpr):
+    """(sum, anchor) of float32 magnitudes, NaN excepted: sum - anchor is the nearest value of a format, ties to even,
+    saturating at `MAX`, and `step_code` its code.
 
     `LOWEST`: the biased float32 exponent from which down the step between codes is constant; for an integer format it
-    lies above all values. `SPECIAL`: values beyond the largest code give that code + 1 instead of saturating.
+    lies above all values. One float32 addition rounds: the last place of the anchor is the step between codes where the
+    magnitude lies.
     """
-    magnitude = bits_of(x) & MAGNITUDE
-    if not SPECIAL:
-        magnitude = tl.minimum(magnitude, MAX_BITS)
-    elif ROUNDING == "toward_zero":
-        magnitude = tl.where(magnitude < INF, tl.minimum(magnitude, MAX_BITS), magnitude)
-    if ROUNDING == "nearest_even" and not SPECIAL:
-        # One float32 addition rounds: the last place of `anchor` is the step between codes where x lies.
-        field = tl.maximum(magnitude & INF, LOWEST << 23)
-        anchor = field + ((23 - MANTISSA) << 23)
-        steps = bits_of(float_of(magnitude) + float_of(anchor)) - anchor
-        return steps + ((field - (LOWEST << 23)) >> (23 - MANTISSA))
+    magnitude = tl.minimum(magnitude, MAX)
+    shift: tl.constexpr = (23 - MANTISSA) << 23
+    anchor = float_of(tl.maximum((bits_of(magnitude) & INF) + shift, (LOWEST << 23) + shift))
+    return magnitude + anchor, anchor
+
+
+@triton.jit
+def step_code(sum, anchor, MANTISSA: tl.constexpr, LOWEST: tl.constexpr):
+    """Int32 codes of what `round_to_step` gave: the steps above the anchor, and those of the binades below."""
+    lowest: tl.constexpr = ((LOWEST << 23) + ((23 - MANTISSA) << 23)) >> (23 - MANTISSA)
+    return bits_of(sum) - bits_of(anchor) + (bits_of(anchor) >> (23 - MANTISSA)) - lowest
+
+
+@triton.jit
+def nearest_code(magnitude, MANTISSA: tl.constexpr, LOWEST: tl.constexpr, MAX: tl.constexpr, MAX_CODE: tl.constexpr,
+                 INTEGER: tl.constexpr, UNBIAS: tl.constexpr):  # fmt: skip
+    """Int32 codes nearest to float32 magnitudes, NaN excepted, ties to even, saturating.
+
+    Within a binade codes are a line over the magnitudes; all binades together, the smallest of their lines. Each is
+    rounded to an integer by one addition of 2^23, and rounding keeps the order.
+    """
+    binades: tl.constexpr = 1 if INTEGER else MAX_CODE >> MANTISSA
+    if binades <= 3:
+        slope: tl.constexpr = 1.0 / UNBIAS if INTEGER else 2.0 ** (MANTISSA + 127 - LOWEST)
+        nearest = bits_of(tl.fma(magnitude, tl.full(magnitude.shape, slope, tl.float32), 8388608.0))
+        if binades > 1:
+            second = tl.fma(magnitude, tl.full(magnitude.shape, slope / 2, tl.float32), 8388608.0 + (1 << MANTISSA))
+            nearest = tl.minimum(nearest, bits_of(second))
+        if binades > 2:
+            third = tl.fma(magnitude, tl.full(magnitude.shape, slope / 4, tl.float32), 8388608.0 + (2 << MANTISSA))
+            nearest = tl.minimum(nearest, bits_of(third))
+        return tl.minimum(nearest, 0x4B000000 + MAX_CODE) - 0x4B000000
     else:
+        sum, anchor = round_to_step(magnitude, MANTISSA, LOWEST, MAX)
+        return step_code(sum, anchor, MANTISSA, LOWEST)
+
+
+@triton.jit
+def round_to_code(x, words, ROUNDING: tl.constexpr, SPECIAL: tl.constexpr, MANTISSA: tl.constexpr, LOWEST: tl.constexpr,
+                  MAX: tl.constexpr, MAX_CODE: tl.constexpr):  # fmt: skip
+    """Int32 magnitude codes of float32 values; NaN is the caller's business. `SPECIAL`: values beyond the largest code give
+    that code + 1 instead of saturating. `words`: random words, for stochastic rounding alone."""
+    if ROUNDING == "nearest_even" and not SPECIAL:
+        sum, anchor = round_to_step(tl.abs(x), MANTISSA, LOWEST, MAX)
+        return step_code(sum, anchor, MANTISSA, LOWEST)
+    else:
+        magnitude = bits_of(x) & MAGNITUDE
+        largest = bits_of(tl.full(x.shape, MAX, tl.float32))
+        if not SPECIAL:
+            magnitude = tl.minimum(magnitude, largest)
+        elif ROUNDING == "toward_zero":
+            magnitude = tl.where(magnitude < INF, tl.minimum(magnitude, largest), magnitude)
         field = tl.maximum(magnitude >> 23, 1)
         significand = magnitude - ((field - 1) << 23)
         dropped = tl.maximum(LOWEST - field, 0) + (23 - MANTISSA)
@@ -99,40 +164,72 @@ def round_to_code(x, words, ROUNDING: tl.constexpr, SPECIAL: tl.constexpr, MANTI
 
 
 @triton.jit
-def with_sign(code, x, SIGN_SHIFT: tl.constexpr, INTEGER: tl.constexpr, SPECIAL: tl.constexpr, MAX_CODE: tl.constexpr,
-              HAS_INF: tl.constexpr):  # fmt: skip
-    """Codes with the sign of x. `SIGN_SHIFT`: from float32's sign bit down to the code's."""
-    bits = bits_of(x)
-    if INTEGER:
-        return tl.where(bits < 0, -code, code) & ((1 << (32 - SIGN_SHIFT)) - 1)
-    else:
-        signed = code | ((bits >> SIGN_SHIFT) & (1 << (31 - SIGN_SHIFT)))
-        if SPECIAL and not HAS_INF:
-            return tl.where(code > MAX_CODE, code, signed)  # a NaN carries no sign
-        else:
-            return signed
+def quotient_code(numerator, denominator, BITS: tl.constexpr, MANTISSA: tl.constexpr, MAX_CODE: tl.constexpr,
+                  INTEGER: tl.constexpr, UNBIAS: tl.constexpr):  # fmt: skip
+    """Int32 magnitude codes nearest to the exact |numerator| / denominator, ties to even, saturating; 0 where the
+    denominator, a float64, is 0. Bit by bit from the top: a code is reached if the numerator is not below the midpoint
+    beneath it times the denominator, a product that float64 holds exactly."""
+    magnitude = tl.abs(numerator).to(tl.float64)
+    code = tl.zeros(magnitude.shape, tl.int32)
+    for place in tl.static_range(BITS):
+        candidate = code + (1 << (BITS - 1 - place))
+        below = decode_magnitude(candidate - 1, MANTISSA, INTEGER, UNBIAS)
+        midpoint = (below + decode_magnitude(candidate, MANTISSA, INTEGER, UNBIAS)) * 0.5
+        threshold = midpoint.to(tl.float64) * denominator
+        reached = (magnitude > threshold) | ((magnitude == threshold) & (candidate % 2 == 0))
+        code = tl.where(reached & (candidate <= MAX_CODE), candidate, code)
+    return tl.where(denominator == 0.0, 0, code)
 
 
 @triton.jit
-def decode_magnitude(magnitude, MANTISSA: tl.constexpr, UNBIAS: tl.constexpr, MAX_CODE: tl.constexpr,
-                     INF_CODE: tl.constexpr, CODES: tl.constexpr):  # fmt: skip
-    """Float32 values of unsigned float codes: their fields put into a float32's, whose bias `UNBIAS` makes up for."""
-    value = float_of(magnitude << (23 - MANTISSA)) * UNBIAS
+def sign_of(code, x, NEGATIVE_ZERO: tl.constexpr, SPECIAL: tl.constexpr, MAX_CODE: tl.constexpr, INF_CODE: tl.constexpr):
+    """1 where the code of a float format with magnitude `code`, rounded from x, has its sign bit set, else 0."""
+    sign = (x.to(tl.uint32, bitcast=True) >> 31).to(tl.int32)
+    if NEGATIVE_ZERO == "drop_quotient":
+        sign = tl.where(x == 0.0, 0, sign)
+    elif NEGATIVE_ZERO == "drop":
+        sign = tl.where(code == 0, 0, sign)
+    if SPECIAL and INF_CODE < 0:
+        sign = tl.where(code > MAX_CODE, 0, sign)  # a NaN carries no sign
+    return sign
+
+
+@triton.jit
+def decode_magnitude(code, MANTISSA: tl.constexpr, INTEGER: tl.constexpr, UNBIAS: tl.constexpr):
+    """Float32 values of finite magnitude codes: their fields put into a float32's, whose bias `UNBIAS` makes up for."""
+    if INTEGER:
+        return code.to(tl.float32) * UNBIAS
+    else:
+        return float_of(code << (23 - MANTISSA)) * UNBIAS
+
+
+@triton.jit
+def special_value(value, magnitude, MAX_CODE: tl.constexpr, INF_CODE: tl.constexpr, CODES: tl.constexpr):
+    """`value`, or Inf or NaN where the magnitude code, one of `CODES`, is beyond the largest."""
     if MAX_CODE < CODES - 1:
-        value = tl.where(magnitude > MAX_CODE, float_of(tl.where(magnitude == INF_CODE, INF, NAN)), value)
-    return value
+        return tl.where(magnitude > MAX_CODE, float_of(tl.where(magnitude == INF_CODE, INF, NAN)), value)
+    else:
+        return value
 
 
 @triton.jit
-def decode_code(code, MANTISSA: tl.constexpr, MAX_CODE: tl.constexpr, SIGN_SHIFT: tl.constexpr, INTEGER: tl.constexpr,
-                UNBIAS: tl.constexpr, INF_CODE: tl.constexpr):  # fmt: skip
-    """Float32 values of codes with their sign bit."""
+def decode_top(word, MANTISSA: tl.constexpr, MAX: tl.constexpr, MAX_CODE: tl.constexpr, SIGN_SHIFT: tl.constexpr,
+               INTEGER: tl.constexpr, UNBIAS: tl.constexpr, INF_CODE: tl.constexpr):  # fmt: skip
+    """Float32 values of the codes, sign bit and all, in the top bits of int32 words, and which of them are NaN (their value
+    means nothing). What lies below does not matter."""
     if INTEGER:
-        return ((code << SIGN_SHIFT) >> SIGN_SHIFT).to(tl.float32) * UNBIAS
+        value = (word >> SIGN_SHIFT).to(tl.float32) * UNBIAS
+        return value, value != value
     else:
-        magnitude = code & ((1 << (31 - SIGN_SHIFT)) - 1)
-        value = decode_magnitude(magnitude, MANTISSA, UNBIAS, MAX_CODE, INF_CODE, 1 << (31 - SIGN_SHIFT))
-        return float_of(bits_of(value) | ((code << SIGN_SHIFT) & ~MAGNITUDE))
+        magnitudes: tl.constexpr = (1 << (31 - SIGN_SHIFT)) - 1
+        kept: tl.constexpr = -(1 << 31) | (magnitudes << (23 - MANTISSA))
+        value = float_of((word >> (SIGN_SHIFT - 23 + MANTISSA)) & kept) * UNBIAS
+        special = tl.abs(value) > MAX
+        if INF_CODE >= 0:
+            infinite = special & (((word >> SIGN_SHIFT) & magnitudes) == INF_CODE)
+            value = tl.where(infinite, float_of((word & ~MAGNITUDE) | INF), value)
+            special = special & (infinite == 0)
+        return value, special
 
 
 @triton.jit
@@ -149,14 +246,17 @@ def inverse_power(code):
 
 
 @triton.jit
-def scale_code(amax, RULE: tl.constexpr, EMAX: tl.constexpr, MANTISSA: tl.constexpr, MAX_BITS: tl.constexpr):
-    """E8M0 codes of block maxima (float32 bits): the named rule, clamped; 0 for a block of zeros."""
-    finite = tl.minimum(amax, INF - 1)
+def scale_code(amax, RULE: tl.constexpr, EMAX: tl.constexpr, MANTISSA: tl.constexpr, MAX: tl.constexpr):
+    """E8M0 codes of finite block maxima (float32 bits): the named rule, clamped; 0 for a block of zeros."""
     if RULE == "even":
-        finite += 1 << (22 - MANTISSA)
-    exponent, significand = exponent_and_significand(finite)
+        amax += 1 << (22 - MANTISSA)
+    if EMAX > 0 or RULE == "floor" or RULE == "even":  # then every subnormal amax gives code 0, normalised or not
+        exponent, significand = amax >> 23, amax & 0x7FFFFF | 0x800000
+    else:
+        exponent, significand = exponent_and_significand(amax)
     if RULE == "ceil":
         exponent += (significand > 0x800000).to(tl.int32)
     elif RULE == "rceil":
-        exponent += (significand > ((MAX_BITS & 0x7FFFFF) | 0x800000)).to(tl.int32)
-    return tl.where(amax == 0, 0, tl.minimum(tl.maximum(exponent - EMAX, 0), 254))
+        largest = bits_of(tl.full(amax.shape, MAX, tl.float32)) & 0x7FFFFF | 0x800000
+        exponent += (significand > largest).to(tl.int32)
+    return tl.minimum(tl.maximum(exponent - EMAX, 0), 254)

@@ -9,7 +9,7 @@ from mxref.elements import check_codes
 from mxref.formats import ELEMENT_FORMATS, ElementFormat, element_format
 from mxref.registry import Kernel
 
-CONSTANTS = ("MANTISSA", "MAX_CODE", "SIGN_SHIFT", "INTEGER", "UNBIAS", "INF_CODE")
+CONSTANTS = ("MANTISSA", "MAX", "MAX_CODE", "SIGN_SHIFT", "INTEGER", "UNBIAS", "INF_CODE")
 
 
 def decode(codes: torch.Tensor, element: str | ElementFormat) -> torch.Tensor:

@@ -9,7 +9,7 @@ from mxref.elements import check_encode
 from mxref.formats import ElementFormat, element_format
 from mxref.registry import Kernel
 
-CONSTANTS = ("MANTISSA", "LOWEST", "MAX_BITS", "MAX_CODE", "SIGN_SHIFT", "INTEGER", "INF_CODE", "NAN_CODE")
+CONSTANTS = ("MANTISSA", "LOWEST", "MAX", "MAX_CODE", "SIGN_SHIFT", "INTEGER", "INF_CODE", "NAN_CODE")
 
 
 def encode(

@@ -10,9 +10,11 @@ from mxref.registry import Kernel
 
 def _run(name: str, x: torch.Tensor, up: torch.Tensor | None = None, alpha: float = 0.0, limit: float = 0.0) -> torch.Tensor:
     x = x.detach().contiguous()
-    up = x if up is None else up.detach().contiguous()
+    gated = up is not None
+    up = up.detach().contiguous() if gated else x
     out = torch.empty_like(x)
-    run_flat(activation_kernel, x, memory(x), memory(up), memory(out), alpha, limit, STORED=STORED[x.dtype], FUNCTION=name)
+    constants = {"STORED": STORED[x.dtype], "FUNCTION": name, "GATED": gated}
+    run_flat(activation_kernel, x, memory(x), memory(up), memory(out), alpha, limit, **constants)
     return out
 
 

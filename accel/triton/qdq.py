@@ -2,11 +2,10 @@
 
 import torch
 
-from accel.triton._launch import DEVICES, DTYPES, encode_blocks, missing
-from accel.triton.quantize import accepts
+from accel.triton._launch import DEVICES, DTYPES, format_refusal, missing, qdq_blocks
 from mxref.blocks import check_quantize
-from mxref.formats import BlockFormat
-from mxref.recipes import Recipe
+from mxref.formats import BlockFormat, block_format
+from mxref.recipes import Recipe, resolve_recipe
 from mxref.registry import Kernel
 
 
@@ -21,7 +20,13 @@ def qdq(
     gradient: str = "straight_through",
 ) -> torch.Tensor:
     """As `mxref.qdq`; gradients are the reference's business, which calls this without autograd."""
-    return encode_blocks(check_quantize(x, format, recipe, tensor_scale, axis, seed), codes_out=False)[0]
+    return qdq_blocks(check_quantize(x, format, recipe, tensor_scale, axis, seed))
+
+
+def accepts(x, format, *, recipe=None, **others) -> str | None:
+    """None, or why not."""
+    format = block_format(format)
+    return format_refusal(format, resolve_recipe(recipe, format))
 
 
 KERNEL = Kernel("qdq", "triton", qdq, "bitexact", DEVICES, DTYPES, None, missing, accepts)

@@ -2,7 +2,7 @@
 
 import torch
 
-from accel.triton._launch import DEVICES, DTYPES, encode_blocks, missing, recipe_refusal
+from accel.triton._launch import DEVICES, DTYPES, format_refusal, missing, packing_refusal, quantize_blocks
 from mxref.blocks import BlockTensor, check_quantize
 from mxref.formats import BlockFormat, block_format
 from mxref.recipes import Recipe, resolve_recipe
@@ -19,15 +19,13 @@ def quantize(
     seed: int | None = None,
 ) -> BlockTensor:
     """As `mxref.quantize`."""
-    call = check_quantize(x, format, recipe, tensor_scale, axis, seed)
-    codes, scales, stored = encode_blocks(call, codes_out=True)
-    return BlockTensor.trusted(codes, scales, stored, call.format, call.recipe, call.grid.axis)
+    return quantize_blocks(check_quantize(x, format, recipe, tensor_scale, axis, seed))
 
 
 def accepts(x, format, *, recipe=None, **others) -> str | None:
     """None, or why not."""
     format = block_format(format)
-    return recipe_refusal(format, resolve_recipe(recipe, format))
+    return format_refusal(format, resolve_recipe(recipe, format)) or packing_refusal(format)
 
 
 KERNEL = Kernel("quantize", "triton", quantize, "bitexact", DEVICES, DTYPES, None, missing, accepts)

@@ -1,8 +1,9 @@
 """What is asked of every backend, op by op. Level 1 takes seconds to minutes; level 2 adds what is large."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
+from typing import Any
 
 import torch
 
@@ -10,15 +11,21 @@ import mxref
 from mxref.blocks import BlockTensor
 from mxref.conformance import inputs
 from mxref.elements import ROUNDINGS
+from mxref.moe import ACTIVATIONS
 from mxref.recipes import Hadamard, Recipe
 
 LEVELS = (1, 2)
 STATIC_SCALE = 0.0123
+REPEATS = 2**31 // inputs.TILE_ELEMENTS + 2  # of a tile: more elements than 32 bits count
 
 
 @dataclass(frozen=True)
 class Case:
-    """One call of an op: `arguments` gives its positional and keyword arguments, on the CPU."""
+    """One call of an op: `arguments` gives its positional and keyword arguments, on the CPU.
+
+    `repeats`: the subject gets every tensor that many times along its first axis, repeated on its device; each copy of
+    the result must be the result of one. The arguments must be such that it is.
+    """
 
     op: str
     id: str
@@ -26,6 +33,7 @@ class Case:
     dtype: str
     arguments: Callable[[], tuple[tuple, dict]]
     level: int = 1
+    repeats: int = 1
 
 
 def cases(op: str, level: int = 1) -> Iterator[Case]:
@@ -63,6 +71,11 @@ def _encode() -> Iterator[Case]:
             seed = 7 if rounding == "stochastic" else None
             arguments = _call(x, element, rounding=rounding, overflow=overflow, seed=seed)
             yield Case("encode", f"{name}-{rounding}-{overflow}-{label}", name, _short(x.dtype), arguments)
+    for name, element in mxref.ELEMENT_FORMATS.items():
+        x, tile = inputs.spread_normal(33, 65, seed=2), inputs.tile(torch.bfloat16)
+        x, tile = (x, tile) if element.signed else (x.abs(), tile.abs())
+        yield Case("encode", f"{name}-strided_in_poison", name, "float32", _call(inputs.in_poison(x), element))
+        yield Case("encode", f"{name}-beyond_int32", name, "bfloat16", _call(tile, element), 2, REPEATS)
 
 
 def _decode() -> Iterator[Case]:
@@ -71,6 +84,15 @@ def _decode() -> Iterator[Case]:
         yield Case("decode", f"{name}-every_code", name, "uint8", _call(codes, element))
         strided = codes.repeat(3, 5)[:, ::3].T
         yield Case("decode", f"{name}-strided", name, "uint8", _call(strided, element))
+        framed = inputs.in_poison(codes.repeat(3, 1)[:, :-1])
+        yield Case("decode", f"{name}-strided_in_poison", name, "uint8", _call(framed, element))
+        yield Case("decode", f"{name}-beyond_int32", name, "uint8", _call(_tile_codes(name), element), 2, REPEATS)
+
+
+def _tile_codes(element: str) -> torch.Tensor:
+    """Every code alike, in a tile."""
+    codes = torch.arange(inputs.TILE_ELEMENTS, dtype=torch.int32) % mxref.ELEMENT_FORMATS[element].code_count
+    return codes.to(torch.uint8).reshape(inputs.TILE)
 
 
 # ---- blocks ---------------------------------------------------------------------------------------------------------
@@ -88,54 +110,83 @@ def recipes_of(format: str) -> list[Recipe]:
         replace(base, name=f"{own}_zero_block_one", zero_block="one"),
         replace(base, name=f"{own}_drop", negative_zero="drop"),
         replace(base, name=f"{own}_drop_quotient", negative_zero="drop_quotient"),
-        replace(base, name=f"{own}_hadamard", transform=Hadamard(16)),
+        replace(base, name=f"{own}_hadamard", transform=Hadamard(16, (1, -1, -1, 1) * 4)),
+        replace(base, name=f"{own}_hadamard_64", transform=Hadamard(64, (1, 1, -1, -1) * 16)),
     ]
     if block.element.specials != "none":
         policies.append(replace(base, name=f"{own}_special", overflow="special"))
     return [*fitting, *roundings, *policies]
 
 
-def _block_inputs(format: str) -> Iterator[tuple[str, torch.Tensor, int, int]]:
-    """(label, x, axis, level)."""
+@dataclass(frozen=True)
+class _Input:
+    """What blocks are made of: at `level` by the format's default recipe, at level `others`, if any, by the others.
+
+    `tensor_scales`: by a suffix of the case's id.
+    """
+
+    label: str
+    x: torch.Tensor
+    axis: int = -1
+    level: int = 1
+    others: int | None = 1
+    tensor_scales: dict[str, Any] = field(default_factory=lambda: {"": None})
+    repeats: int = 1
+
+
+def _block_inputs(format: str) -> Iterator[_Input]:
     block = mxref.BLOCK_FORMATS[format]
+    static, inverse = torch.tensor(STATIC_SCALE), torch.tensor(1 / STATIC_SCALE)
+    many = {"": None}
+    if block.tensor_scale:
+        many |= {"-none": "none", "-static": static, "-per_row": "per_row", "-per_expert": "per_expert"}
     for dtype in inputs.FLOAT_DTYPES:
-        yield f"binades-{_short(dtype)}", inputs.binades(block).to(dtype), -1, 1
-        yield f"specials-{_short(dtype)}", inputs.special_blocks(block.block_size).to(dtype), -1, 1
-        yield f"tails-{_short(dtype)}", inputs.spread_normal(7, 77, seed=4, dtype=dtype), -1, 1
+        special, tails = inputs.special_blocks(block.block_size).to(dtype), inputs.spread_normal(7, 77, seed=4, dtype=dtype)
+        yield _Input(f"binades-{_short(dtype)}", inputs.binades(block).to(dtype))
+        yield _Input(f"specials-{_short(dtype)}", special, **({"tensor_scales": many} if dtype == torch.float32 else {}))
+        yield _Input(f"tails-{_short(dtype)}", tails, **({"tensor_scales": many} if dtype == torch.bfloat16 else {}))
     for dtype in (torch.bfloat16, torch.float16):
         shuffled = inputs.every_pattern(dtype)[torch.randperm(65536, generator=torch.Generator().manual_seed(3))]
-        yield f"every_{_short(dtype)}", shuffled.reshape(-1, 256), -1, 1
+        yield _Input(f"every_{_short(dtype)}", shuffled.reshape(-1, 256))
     if block.tensor_scale:
-        yield "scale_turns", inputs.scale_turns(block, STATIC_SCALE), -1, 1
-    yield "random_patterns", inputs.random_patterns(64 * 160, 5).reshape(64, 160), -1, 1
+        both = {"-static": static, "-inverse": inverse}
+        yield _Input("scale_turns", inputs.scale_turns(block, STATIC_SCALE), tensor_scales=both)
+        yield _Input("every_scale-of_odd", inputs.every_scale(block, STATIC_SCALE), others=2, tensor_scales=both)
+    one = {"": torch.ones(()) if block.tensor_scale else None}
+    yield _Input("every_scale", inputs.every_scale(block), others=2, tensor_scales=one)
+    yield _Input("random_patterns", inputs.random_patterns(64 * 160, 5).reshape(64, 160))
     x = inputs.spread_normal(5, 48, 36, seed=6)
-    for axis in (0, 1):
-        yield f"axis_{axis}", x, axis, 1
-    yield "transposed", x.transpose(0, 2), -1, 1
-    yield "strided", x[:, ::2, 3:], -1, 1
-    yield "one_element", torch.full((1, 1), -3.3), -1, 1
+    yield _Input("axis_0", x, 0)
+    yield _Input("axis_1", x, 1, tensor_scales=many)
+    yield _Input("transposed", x.transpose(0, 2))
+    yield _Input("strided", x[:, ::2, 3:])
+    yield _Input("strided_in_poison", inputs.in_poison(inputs.spread_normal(7, 77, seed=4, dtype=torch.bfloat16)))
+    yield _Input("strided_in_poison-axis_0", inputs.in_poison(inputs.spread_normal(77, 7, seed=4)), 0)
+    yield _Input("one_element", torch.full((1, 1), -3.3))
     for empty in ((0, 64), (3, 0)):
-        yield f"empty_{empty[0]}_{empty[1]}", torch.zeros(empty), -1, 1
-    yield "large", inputs.spread_normal(1024, 4096, seed=8, dtype=torch.bfloat16), -1, 2
+        yield _Input(f"empty_{empty[0]}_{empty[1]}", torch.zeros(empty))
+    yield _Input("large", inputs.spread_normal(1024, 4096, seed=8, dtype=torch.bfloat16), level=2, others=2)
+    tile = inputs.tile(torch.bfloat16)
+    few = {name: scale for name, scale in many.items() if name != "-per_expert"}
+    yield _Input("beyond_int32", tile, level=2, others=None, tensor_scales=few, repeats=REPEATS)
+    yield _Input("beyond_int32-axis_1", tile.reshape(16, -1, tile.shape[1]), 1, 2, None, repeats=REPEATS)
 
 
 def _quantize_like(op: str) -> Iterator[Case]:
     for format, block in mxref.BLOCK_FORMATS.items():
-        for recipe, (label, x, axis, level) in product(recipes_of(format), _block_inputs(format)):
+        for recipe, given in product(recipes_of(format), _block_inputs(format)):
+            x, axis, level = given.x, given.axis, given.level if recipe.name == block.default_recipe else given.others
+            if level is None or (recipe.block_rows > 1 and (x.ndim < 2 or axis % x.ndim < x.ndim - 2)):
+                continue
             if recipe.transform is not None:
                 x = x.narrow(axis, 0, x.shape[axis] // recipe.transform.size * recipe.transform.size)
-            if recipe.block_rows > 1 and (x.ndim < 2 or axis % x.ndim < x.ndim - 2):
-                continue
-            scales = {"": None}
-            if label == "scale_turns":
-                scales = {"-static": torch.tensor(STATIC_SCALE), "-inverse": torch.tensor(1 / STATIC_SCALE)}
-            if block.tensor_scale and label in ("tails-bfloat16", "axis_1", "specials-float32"):
-                scales |= {"-none": "none", "-static": torch.tensor(STATIC_SCALE)}
-                scales |= {} if recipe.block_rows > 1 else {"-per_row": "per_row", "-per_expert": "per_expert"}
-            for kind, tensor_scale in scales.items():
+            for kind, tensor_scale in given.tensor_scales.items():
+                if recipe.block_rows > 1 and kind in ("-per_row", "-per_expert"):
+                    continue
                 seed = 11 if recipe.rounding == "stochastic" else None
                 arguments = _call(x, format, recipe=recipe, tensor_scale=tensor_scale, axis=axis, seed=seed)
-                yield Case(op, f"{format}-{recipe.name}-{label}{kind}", format, _short(x.dtype), arguments, level)
+                id = f"{format}-{recipe.name}-{given.label}{kind}"
+                yield Case(op, id, format, _short(x.dtype), arguments, level, given.repeats)
 
 
 def _dequantize() -> Iterator[Case]:
@@ -149,7 +200,7 @@ def _dequantize() -> Iterator[Case]:
         tensor_scales = [None, *([0.0123, 2.0**-140, 3e38] if block.tensor_scale else [])]
         for recipe, value, dtype in product(recipes, tensor_scales, inputs.FLOAT_DTYPES):
             tensor = None if value is None else torch.tensor(value)
-            q = BlockTensor(codes, scales.contiguous(), tensor, block, mxref.RECIPES[recipe])
+            q = BlockTensor.from_codes(codes, scales.contiguous(), tensor, block, mxref.RECIPES[recipe])
             yield Case("dequantize", f"{format}-{recipe}-{value}-{_short(dtype)}", format, _short(dtype), _call(q, dtype))
         x = inputs.spread_normal(5, 48, 36, seed=9)
         for axis, tensor_scale in product((0, 1, 2), (None, "per_row") if block.tensor_scale else (None,)):
@@ -157,6 +208,13 @@ def _dequantize() -> Iterator[Case]:
             yield Case("dequantize", f"{format}-axis_{axis}-{tensor_scale}", format, "float32", _call(q))
         empty = mxref.quantize(torch.zeros(0, 32), format)
         yield Case("dequantize", f"{format}-empty", format, "float32", _call(empty))
+        every_other_row = mxref.quantize(inputs.spread_normal(14, 77, seed=9), format)[::2]
+        yield Case("dequantize", f"{format}-strided", format, "float32", _call(every_other_row))
+        yield Case("dequantize", f"{format}-beyond_int32", format, "bfloat16", _quantized_tile(format), 2, REPEATS)
+
+
+def _quantized_tile(format: str) -> Callable[[], tuple[tuple, dict]]:
+    return lambda: ((mxref.quantize(inputs.tile(torch.bfloat16), format), torch.bfloat16), {})
 
 
 # ---- functions, products, experts -----------------------------------------------------------------------------------
@@ -168,12 +226,14 @@ def _function(name: str, gated: bool) -> Iterator[Case]:
         "every_float16": inputs.every_pattern(torch.float16),
         "random_patterns": inputs.random_patterns(1 << 20, 12),
         "exponent_range": torch.linspace(-110, 95, 1 << 16),
-        "strided": inputs.spread_normal(31, 65, seed=13)[:, ::2].T,
+        "strided": inputs.in_poison(inputs.spread_normal(31, 33, seed=13)).T,
         "empty": torch.zeros(0, 3),
     }
     for label, x in values.items():
         arguments = (x, x.flip(0)) if gated else (x,)
         yield Case(name, label, "-", _short(x.dtype), _call(*arguments))
+    x = inputs.tile(torch.bfloat16)
+    yield Case(name, "beyond_int32", "-", "bfloat16", _call(*((x, x.flip(0)) if gated else (x,))), 2, REPEATS)
 
 
 def _codes(element: str, rows: int, length: int, seed: int) -> torch.Tensor:
@@ -204,6 +264,8 @@ def _matmul() -> Iterator[Case]:
         b = mxref.quantize(inputs.spread_normal(29, 336, seed=17), format)
         x = inputs.spread_normal(37, 336, seed=18, dtype=torch.bfloat16)
         yield Case("matmul", f"bfloat16-{format}", f"bfloat16 {format}", "bfloat16", _call(x, b))
+        strided = inputs.in_poison(x), mxref.quantize(inputs.spread_normal(58, 336, seed=17), format)[::2]
+        yield Case("matmul", f"bfloat16-{format}-strided", f"bfloat16 {format}", "bfloat16", _call(*strided))
 
 
 def _route() -> Iterator[Case]:
@@ -221,6 +283,46 @@ def _moe_experts() -> Iterator[Case]:
             yield Case("moe_experts", f"{format}-{act_format}-{activation}", format, "bfloat16", arguments)
 
 
+def _activate_quantize() -> Iterator[Case]:
+    x = torch.cat([inputs.random_patterns(64 * 160, 24).reshape(64, 160), inputs.spread_normal(64, 160, seed=25)])
+    hidden = {
+        "every_bfloat16": inputs.every_pattern(torch.bfloat16).reshape(-1, 128),
+        "random": x,
+        "float16": inputs.spread_normal(5, 7, 144, seed=26, dtype=torch.float16),
+        "strided": inputs.spread_normal(33, 250, seed=27)[:, ::2][:, 1:],
+        "empty": torch.zeros(0, 64),
+    }
+    for format, block in mxref.BLOCK_FORMATS.items():
+        seeded = replace(mxref.RECIPES[block.default_recipe], name="stochastic", rounding="stochastic")
+        for activation, layout in product(ACTIVATIONS, ("concatenated", "interleaved")):
+            choices = [("random", None, None), ("every_bfloat16", None, None)]
+            if activation in ("silu", "relu2"):
+                choices += [(label, None, None) for label in ("float16", "strided", "empty")] + [("random", seeded, None)]
+                scales = ("per_row", torch.tensor(STATIC_SCALE)) if block.tensor_scale else ()
+                choices += [("random", None, scale) for scale in scales]
+            for label, recipe, scale in choices:
+                kind = recipe.name if recipe else "default"
+                case = f"{format}-{activation}-{layout}-{label}-{kind}-{scale if isinstance(scale, str) else scale is None}"
+                arguments = dict(activation=activation, gate_up=layout, recipe=recipe, tensor_scale=scale)
+                seed = 28 if recipe else None
+                given = hidden[label]
+                arguments = _call(given, format, seed=seed, **arguments)
+                yield Case("activate_quantize", case, format, _short(given.dtype), arguments)
+
+
+def _to_layout() -> Iterator[Case]:
+    generator = torch.Generator().manual_seed(29)
+    for shape in ((1, 1), (128, 4), (129, 5), (3, 200, 9), (2, 2, 256, 64), (0, 4), (5, 0)):
+        scales = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+        name = "x".join(map(str, shape))
+        yield Case("to_layout", f"tile_128x4-{name}", "-", "uint8", _call(scales, "tile_128x4"))
+    transposed = torch.randint(0, 256, (70, 300), generator=generator, dtype=torch.uint8).T
+    yield Case("to_layout", "tile_128x4-transposed", "-", "uint8", _call(transposed, "tile_128x4"))
+    codes = torch.randint(0, 16, (6, 64), generator=generator, dtype=torch.uint8)
+    for layout in ("linear", "ggml_mxfp4", "interleaved"):
+        yield Case("to_layout", layout, "-", "uint8", _call(codes, layout))
+
+
 _GENERATORS: dict[str, Callable[[], Iterator[Case]]] = {
     "encode": _encode,
     "decode": _decode,
@@ -229,6 +331,8 @@ _GENERATORS: dict[str, Callable[[], Iterator[Case]]] = {
     "dequantize": _dequantize,
     **{name: (lambda name=name: _function(name, False)) for name in ("exp", "sigmoid", "silu", "gelu_tanh", "relu2")},
     **{name: (lambda name=name: _function(name, True)) for name in ("swiglu", "swiglu_oai")},
+    "activate_quantize": _activate_quantize,
+    "to_layout": _to_layout,
     "block_dot": _block_dot,
     "matmul": _matmul,
     "route": _route,

@@ -8,6 +8,9 @@ import torch
 from mxref.formats import BlockFormat, ElementFormat
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+TILE = (4096, 256)  # what is repeated on a device to more than 2^31 elements
+TILE_ELEMENTS = math.prod(TILE)
+POISON_BYTE = 0xAB
 
 
 def every_pattern(dtype: torch.dtype) -> torch.Tensor:
@@ -21,6 +24,7 @@ def random_patterns(count: int, seed: int) -> torch.Tensor:
     return torch.randint(-(2**31), 2**31, (count,), generator=generator).to(torch.int32).view(torch.float32)
 
 
+@lru_cache(maxsize=64)
 def spread_normal(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Normal numbers of mixed magnitudes."""
     generator = torch.Generator().manual_seed(seed)
@@ -55,6 +59,29 @@ def binades(format: BlockFormat) -> torch.Tensor:
 
 
 @lru_cache(maxsize=32)
+def every_scale(format: BlockFormat, tensor_scale: float = 1.0) -> torch.Tensor:
+    """Float32 blocks, one a row: every turning point of the element under every scale s that the default recipe can choose.
+
+    They are every value and midpoint times s * `tensor_scale`, the float32 neighbours and both signs; with power-of-two
+    scales, where it leaves s as it is, the midpoint beyond the largest value too. The last element of a block, the largest
+    value times s * `tensor_scale`, makes the recipe choose s.
+    """
+    element, scale = format.element, format.scale
+    scales = torch.tensor([s for s in scale.positive if 0 < s], dtype=torch.float64) * tensor_scale
+    scales = scales[scales * element.max <= torch.finfo(torch.float32).max]
+    points = [*element.positive, *element.midpoints]
+    if scale.is_power_of_two:
+        points.append(element.max + (element.max - element.positive[-2]) / 2)
+    middle = (scales[:, None] * torch.tensor(points, dtype=torch.float64)).float()
+    near = torch.cat([middle, middle.nextafter(torch.tensor(0.0)), middle.nextafter(torch.tensor(math.inf))], dim=1)
+    near = torch.cat([near, -near], dim=1)
+    near = torch.nn.functional.pad(near, (0, -near.shape[1] % (format.block_size - 1)))
+    near = near.reshape(len(scales), -1, format.block_size - 1)
+    largest = (scales * element.max).float()[:, None, None].expand(-1, near.shape[1], 1)
+    return torch.cat([near, largest], dim=2).flatten(0, 1)
+
+
+@lru_cache(maxsize=32)
 def scale_turns(format: BlockFormat, tensor_scale: float) -> torch.Tensor:
     """Float32 blocks, one a row, whose amax over the element's largest value and `tensor_scale` lies at, and up to four
     float32 steps beside, every midpoint of a scale format with a mantissa: where orders of operations part."""
@@ -82,3 +109,23 @@ def special_blocks(size: int) -> torch.Tensor:
     rows[10] = torch.finfo(torch.float32).max
     rows[11, 0] = 1e-30
     return rows
+
+
+@lru_cache(maxsize=4)
+def tile(dtype: torch.dtype) -> torch.Tensor:
+    """Whole rows that are repeated."""
+    return spread_normal(*TILE, seed=24, dtype=dtype)
+
+
+def poison(count: int, dtype: torch.dtype, device: str = "cpu") -> torch.Tensor:
+    """Values that no kernel should read: NaN, or bytes of `POISON_BYTE`."""
+    if dtype.is_floating_point:
+        return torch.full((count,), math.nan, dtype=dtype, device=device)
+    return torch.full((count * dtype.itemsize,), POISON_BYTE, dtype=torch.uint8, device=device).view(dtype)
+
+
+def in_poison(x: torch.Tensor) -> torch.Tensor:
+    """The same matrix as a view of a larger one that holds poison: whole rows between its own, columns on both sides."""
+    rows, columns = x.shape
+    larger = poison((2 * rows + 1) * (columns + 9), x.dtype).reshape(2 * rows + 1, columns + 9)
+    return larger[1::2, 3 : 3 + columns].copy_(x)

@@ -5,25 +5,21 @@ import importlib.metadata
 import json
 import platform
 import subprocess
+from collections import Counter
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
 import torch
 
+from mxref.conformance.failure import Failure
+
 SHOWN = 20
-
-
-@dataclass(frozen=True)
-class Failure:
-    """What differed, and the command that repeats it."""
-
-    difference: str
-    repeat: str
+KINDS = ("passed", "failed", "known", "refused")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One case: passed unless it was refused (with a reason) or failed."""
+    """One case: passed unless it was refused (with a reason) or failed; `known` is the reason of a known failure."""
 
     op: str
     id: str
@@ -31,19 +27,29 @@ class Outcome:
     dtype: str
     refused: str | None = None
     failure: Failure | None = None
+    known: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """One of `KINDS`."""
+        if self.failure is not None:
+            return "failed" if self.known is None else "known"
+        return "passed" if self.refused is None else "refused"
 
 
 @dataclass(frozen=True)
 class ConformanceRow:
-    """Counts of one op, format and dtype; `reasons` are those of the refusals."""
+    """Counts of one op, format and dtype; `reasons` are those of the refusals, `known_reasons` of the known failures."""
 
     op: str
     format: str
     dtype: str
     passed: int
     failed: int
+    known: int
     refused: int
     reasons: tuple[str, ...]
+    known_reasons: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,17 +66,26 @@ class ConformanceReport:
     commit: str | None
     date: str
 
+    @cached_property
+    def counts(self) -> Counter[str]:
+        """How many outcomes there are of each of `KINDS`."""
+        return Counter(outcome.kind for outcome in self.outcomes)
+
     @property
     def passed(self) -> int:
-        return len(self.outcomes) - self.failed - self.refused
+        return self.counts["passed"]
 
     @property
     def failed(self) -> int:
-        return sum(outcome.failure is not None for outcome in self.outcomes)
+        return self.counts["failed"]
+
+    @property
+    def known(self) -> int:
+        return self.counts["known"]
 
     @property
     def refused(self) -> int:
-        return sum(outcome.refused is not None for outcome in self.outcomes)
+        return self.counts["refused"]
 
     @cached_property
     def rows(self) -> tuple[ConformanceRow, ...]:
@@ -81,20 +96,21 @@ class ConformanceReport:
         return tuple(
             ConformanceRow(
                 *key,
-                passed=sum(o.refused is None and o.failure is None for o in group),
-                failed=sum(o.failure is not None for o in group),
-                refused=sum(o.refused is not None for o in group),
+                **{kind: sum(outcome.kind == kind for outcome in group) for kind in KINDS},
                 reasons=tuple(sorted({o.refused for o in group if o.refused is not None})),
+                known_reasons=tuple(sorted({o.known for o in group if o.known is not None})),
             )
             for key, group in groups.items()
         )
 
     def record(self) -> dict:
-        """Where it ran, the counts, a row an op, format and dtype, and every failure, as plain dicts and lists."""
+        """Where it ran, the counts, a row an op, format and dtype, every failure and every known one: dicts and lists."""
         record = {name: value for name, value in asdict(self).items() if name != "outcomes"}
-        record |= {"passed": self.passed, "failed": self.failed, "refused": self.refused}
+        record |= {kind: self.counts[kind] for kind in KINDS}
         record["rows"] = [asdict(row) for row in self.rows]
-        record["failures"] = [{"op": o.op, "id": o.id, **asdict(o.failure)} for o in self.outcomes if o.failure]
+        failures = [(o, {"op": o.op, "id": o.id, **asdict(o.failure)}) for o in self.outcomes if o.failure]
+        record["failures"] = [facts for o, facts in failures if o.known is None]
+        record["known_failures"] = [{**facts, "reason": o.known} for o, facts in failures if o.known is not None]
         return record
 
     def to_json(self) -> str:
@@ -105,17 +121,16 @@ class ConformanceReport:
         lines = [f"{self.backend} on {self.device}, torch {self.torch}, triton {self.triton}, level {self.level}"]
         ops = list(dict.fromkeys(row.op for row in self.rows))
         for op in ops:
-            rows = [row for row in self.rows if row.op == op]
-            passed, failed, refused = (sum(getattr(r, n) for r in rows) for n in ("passed", "failed", "refused"))
-            lines.append(f"{op:<12} {passed:>5} passed {failed:>5} failed {refused:>5} refused")
-        reasons = sorted({reason for row in self.rows for reason in row.reasons})
-        lines += [f"refused: {reason}" for reason in reasons]
-        failures = [o for o in self.outcomes if o.failure]
+            counts = Counter(outcome.kind for outcome in self.outcomes if outcome.op == op)
+            lines.append(f"{op:<12} " + " ".join(f"{counts[kind]:>5} {kind}" for kind in KINDS))
+        lines += [f"refused: {reason}" for reason in sorted({o.refused for o in self.outcomes if o.refused})]
+        lines += [f"known: {o.op} {o.id}: {o.known}" for o in self.outcomes if o.kind == "known"]
+        failures = [o for o in self.outcomes if o.kind == "failed"]
         for outcome in failures[:SHOWN]:
-            lines += [f"FAILED {outcome.op} {outcome.id}", outcome.failure.difference, f"again: {outcome.failure.repeat}"]
+            lines += [f"FAILED {outcome.op} {outcome.id}", str(outcome.failure)]
         if len(failures) > SHOWN:
             lines.append(f"... and {len(failures) - SHOWN} more failures")
-        lines.append(f"{self.passed} passed, {self.failed} failed, {self.refused} refused")
+        lines.append(", ".join(f"{self.counts[kind]} {kind}" for kind in KINDS))
         return "\n".join(lines)
 
 

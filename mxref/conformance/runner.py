@@ -1,24 +1,36 @@
 """Running cases: the reference on the CPU says what is right, the subject runs on its device."""
 
 import contextlib
+import copy
+import itertools
 import multiprocessing
+import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
 import mxref
+from mxref import registry
 from mxref.blocks import BlockTensor
 from mxref.comparison import difference
+from mxref.conformance import inputs
 from mxref.conformance.cases import LEVELS, OPS, Case, cases
-from mxref.conformance.report import ConformanceReport, Failure, Outcome, environment
-from mxref.registry import OPS as REGISTERED
+from mxref.conformance.contracts import contract_of
+from mxref.conformance.failure import Failure, first_block
+from mxref.conformance.known import read_known_failures
+from mxref.conformance.report import ConformanceReport, Outcome, environment
 from mxref.registry import REFERENCE, kernels
 
 POISON_BYTES = 64 << 20
+FRAME = 64  # elements of poison before and behind every argument
+COMPARED_AT_ONCE = 1 << 26  # elements of a repeated result
+CPU_BYTES = 1 << 30  # of one case
+REFERENCE_BYTES = 56  # of temporaries an element, for the reference on a device
 
 
 def verify(
@@ -29,14 +41,22 @@ def verify(
     device: str = "cpu",
     workers: int = 1,
     commit: str | None = None,
+    known_failures: str | Path | Mapping[tuple[str, str], str] | None = None,
+    strict: bool = False,
     on_progress: Callable[[str, int, int], None] | None = None,
 ) -> ConformanceReport:
-    """Run every case of `ops` (None: all that the backend offers) up to `level` on `device`, and compare all bits.
+    """Run every case of `ops` (None: all that the backend offers) up to `level` on `device`, and compare all bits, or what
+    else a kernel's contract promises.
 
     Each case runs twice, its memory poisoned before, so that unwritten outputs and chance show. A call that a kernel refuses
-    is counted as refused, with its reason; it neither passes nor fails. `workers` processes share the work, since most of it
-    is compiling kernels. `commit` is what the record names (None: what git says). `on_progress(op, done, cases)` is called
-    as work proceeds. Raises ValueError for unknown names.
+    before it runs is counted as refused, with its reason; it neither passes nor fails (`strict`: it fails). A kernel that
+    raises on a call it accepted fails. `known_failures`: reasons by (op, case id), or a file of them
+    (`read_known_failures`): such a case counts as known if it fails, and fails if it passes.
+
+    `workers` processes share the work, since most of it is compiling kernels; what is repeated on the device runs in this
+    one, so that it finds the memory. `commit` is what the record names (None: what git says). `on_progress(op, done, cases)`
+    is called as work proceeds. Raises ValueError for unknown names, a known failure that no case of this run has, and a
+    contract that an op does not have.
     """
     if level not in LEVELS:
         raise ValueError(f"level={level!r}: expected one of {LEVELS}")
@@ -45,80 +65,205 @@ def verify(
     for op in chosen:
         if op not in OPS or op not in offered:
             raise ValueError(f"op={op!r}: expected one of {', '.join(op for op in OPS if op in offered)}")
+        _contract(op, backend)
     if workers < 1:
         raise ValueError(f"workers={workers!r}: expected an int >= 1")
-    sizes = Counter((case.op, case.format) for op in chosen for case in cases(op, level))
-    groups = list(sizes)
-    totals = {op: sum(count for (other, _), count in sizes.items() if other == op) for op in chosen}
-    run = partial(_run_group, level=level, backend=backend, device=device)
+    check_device(device)
+    known = known_failures if isinstance(known_failures, Mapping) else {}
+    if isinstance(known_failures, (str, Path)):
+        known = read_known_failures(known_failures)
+    present = [case for op in chosen for case in cases(op, level)]
+    unmatched = sorted(known.keys() - {(case.op, case.id) for case in present})
+    if unmatched:
+        listed = ", ".join(" ".join(key) for key in unmatched)
+        raise ValueError(f"known failures: no case of this run (ops {', '.join(chosen)}; level {level}) is {listed}")
+
+    sizes = Counter(map(_group_of, present))
+    totals = Counter(case.op for case in present)
+    run = partial(_with_group, partial(_run_group, level=level, backend=backend, device=device, strict=strict))
     done: Counter[str] = Counter()
     found = {}
+    small, repeated = ([group for group in sizes if group[-1] == many] for many in (False, True))
     with contextlib.ExitStack() as stack:
         if workers == 1:
-            results = map(run, groups)
+            results = map(run, small)
         else:
             spawning = multiprocessing.get_context("spawn")
-            results = stack.enter_context(spawning.Pool(workers, torch.set_num_threads, (1,))).imap_unordered(run, groups)
-        for outcomes in results:
-            op = outcomes[0].op
-            found[op, outcomes[0].format] = outcomes
-            done[op] += len(outcomes)
+            pool = stack.enter_context(spawning.Pool(workers, torch.set_num_threads, (1,)))
+            results = pool.imap_unordered(run, small)
+        for group, outcomes in itertools.chain(results, map(run, repeated)):
+            found[group] = [_expect(outcome, known.get((outcome.op, outcome.id)), backend, device) for outcome in outcomes]
+            done[group[0]] += len(outcomes)
             if on_progress is not None:
-                on_progress(op, done[op], totals[op])
-    ordered = tuple(outcome for group in groups for outcome in found[group])
+                on_progress(group[0], done[group[0]], totals[group[0]])
+    ordered = tuple(outcome for group in sizes for outcome in found[group])
     return ConformanceReport(backend=backend, level=level, outcomes=ordered, **environment(device, commit))
 
 
-def _run_group(group: tuple[str, str], level: int, backend: str, device: str) -> list[Outcome]:
-    """The outcomes of the cases of one op and format."""
-    op, format = group
-    return [run_case(case, backend, device) for case in cases(op, level) if case.format == format]
+def _group_of(case: Case) -> tuple[str, str, str, bool]:
+    """Cases that one process runs together: of one op, format and dtype, repeated or not."""
+    return case.op, case.format, case.dtype, case.repeats > 1
 
 
-def run_case(case: Case, backend: str, device: str) -> Outcome:
+def _run_group(group: tuple[str, str, str, bool], level: int, backend: str, device: str, strict: bool) -> list[Outcome]:
+    return [run_case(case, backend, device, strict) for case in cases(group[0], level) if _group_of(case) == group]
+
+
+def _with_group(run: Callable, group: tuple) -> tuple[tuple, list[Outcome]]:
+    return group, run(group)
+
+
+def _expect(outcome: Outcome, reason: str | None, backend: str, device: str) -> Outcome:
+    """`outcome`, known if it is listed and fails; failed if it is listed and passes."""
+    if reason is not None and outcome.kind == "passed":
+        passed = f"it passes, though listed as a known failure ({reason}): remove its line"
+        return replace(outcome, failure=Failure(passed, "", _command(outcome.op, outcome.id, backend, device)))
+    return replace(outcome, known=reason if outcome.failure else None)
+
+
+def run_case(case: Case, backend: str, device: str, strict: bool = False) -> Outcome:
     """Run one case and compare."""
-    args, kwargs = case.arguments()
-    function = REGISTERED[case.op]
+    subject = () if backend == REFERENCE else (backend,)
+    promised = _contract(case.op, backend)
+    with mxref.use(*subject):  # raises for an unknown backend
+        pass
     with mxref.use():
-        expected = function(*args, **kwargs)
-    args, kwargs = to_device(args, device), to_device(kwargs, device)
-    with mxref.use(*([] if backend == REFERENCE else [backend])):
-        refused = "; ".join(reason for _, reason in mxref.explain_dispatch(case.op, *args, **kwargs).refusals)
-        if refused:
-            return Outcome(case.op, case.id, case.format, case.dtype, refused=refused)
-        found = None
-        for _ in range(2):
-            poison(device)
-            found = found or difference(function(*args, **kwargs), expected)
-    failure = None if found is None else Failure(found, _repeat(case, backend, device))
+        args, kwargs = case.arguments()
+        expected = registry.OPS[case.op](*args, **kwargs)
+        found, block = None, ""
+        try:
+            refused = _too_large(case, args, expected, backend, device)
+            if refused is None:
+                args, kwargs = to_device(args, device), to_device(kwargs, device)
+                with mxref.use(*subject):
+                    refused = "; ".join(why for _, why in mxref.explain_dispatch(case.op, *args, **kwargs).refusals)
+            if refused and not strict:
+                return Outcome(case.op, case.id, case.format, case.dtype, refused=refused)
+            if refused:
+                found = f"refused: {refused}"
+            elif case.repeats > 1:
+                found, block = _run_repeated(case, subject, args, kwargs, to_device(expected, device))
+            else:
+                found, block = _run_twice(case, subject, args, kwargs, expected, promised, device)
+        except Exception as error:  # of the kernel, or of the device when its result is read
+            found = f"it raised {type(error).__name__}: {error}"
+            block = "".join(traceback.format_exception(error, limit=-4)).rstrip()
+    failure = None if found is None else Failure(found, block, _command(case.op, case.id, backend, device))
     return Outcome(case.op, case.id, case.format, case.dtype, failure=failure)
 
 
-def _repeat(case: Case, backend: str, device: str) -> str:
-    return f"mxref verify {backend} --device {device} --op {case.op} --case {case.id}"
+def _call(op: str, subject: tuple[str, ...], args: tuple, kwargs: dict) -> Any:
+    with mxref.use(*subject):
+        return registry.OPS[op](*args, **kwargs)
+
+
+def _run_twice(case, subject, args, kwargs, expected, promised, device) -> tuple[str | None, str]:
+    """(what differs, the first block that does)."""
+    for _ in range(2):
+        poison(device)
+        actual = _call(case.op, subject, args, kwargs)
+        found = promised(actual, expected, case)
+        if found is not None:
+            return found, first_block(case, actual, expected)
+    return None, ""
+
+
+def _run_repeated(case, subject, args, kwargs, expected) -> tuple[str | None, str]:
+    """The same, of tensors repeated along their first axis: every copy of the result must be `expected`."""
+    actual = _call(case.op, subject, repeat_rows(args, case.repeats), repeat_rows(kwargs, case.repeats))
+    rows = expected.shape[0]
+    if actual.shape != (rows * case.repeats, *expected.shape[1:]):
+        return f"shape {tuple(actual.shape)}, expected {tuple(expected.shape)} times {case.repeats} along the first axis", ""
+    at_once = min(max(1, COMPARED_AT_ONCE // max(expected.shape.numel(), 1)), case.repeats)
+    wanted = repeat_rows(expected, at_once)
+    for first in range(0, case.repeats, at_once):
+        count = min(at_once, case.repeats - first)
+        if difference(actual[first * rows : (first + count) * rows], wanted[: count * rows]) is None:
+            continue
+        for number in range(first, first + count):
+            copied = actual[number * rows : (number + 1) * rows]
+            found = difference(copied, expected)
+            if found is not None:
+                return f"copy {number} of {case.repeats}: {found}", first_block(case, copied, to_device(expected, "cpu"))
+    return None, ""
+
+
+def _too_large(case: Case, args: tuple, expected: Any, backend: str, device: str) -> str | None:
+    """Why a repeated case does not fit the device, or None."""
+    if case.repeats == 1:
+        return None
+    sizes: list[int] = []
+    _each_tensor([args, expected], lambda x: sizes.append(x.numel() * x.element_size()) or x)
+    temporaries = REFERENCE_BYTES * expected.shape.numel() if backend == REFERENCE else 0
+    needed, available = case.repeats * (sum(sizes) + temporaries), CPU_BYTES
+    if torch.device(device).type == "cuda":
+        torch.cuda.empty_cache()
+        available = torch.cuda.mem_get_info(device)[0]
+    if needed <= available:
+        return None
+    return f"needs {needed / 2**30:.0f} GiB on the device; {device} has {available / 2**30:.0f} for it"
+
+
+def _contract(op: str, backend: str) -> Callable[[Any, Any, Case], str | None]:
+    """What the backend's kernel for `op` promises."""
+    kernel = None if backend == REFERENCE else registry.kernel(op, backend)
+    return contract_of(op, "bitexact" if kernel is None else kernel.contract)
+
+
+def _command(op: str, id: str, backend: str, device: str) -> str:
+    return f"mxref verify {backend} --device {device} --op {op} --case {id}"
+
+
+def check_device(device: str) -> None:
+    """Raise ValueError unless torch can use `device`."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as problem:
+        raise ValueError(f"device={device!r}: {str(problem).splitlines()[0]}") from None
+
+
+def _each_tensor(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """`value`, in which `change` has replaced every tensor."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, BlockTensor):
+        changed = copy.copy(value)
+        changed.__dict__.update({n: change(part) for n, part in vars(value).items() if isinstance(part, torch.Tensor)})
+        return changed
+    if isinstance(value, dict):
+        return {name: _each_tensor(item, change) for name, item in value.items()}
+    return type(value)(_each_tensor(item, change) for item in value) if isinstance(value, (tuple, list)) else value
 
 
 def to_device(value: Any, device: str) -> Any:
-    """The same arguments with every tensor on `device`, strides kept."""
-    if isinstance(value, torch.Tensor):
-        if value.device == torch.device(device):
-            return value
-        moved = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
-        return moved.copy_(value)
+    """A copy of the same arguments with every tensor on `device`; strides and alignment are kept, what lies between the
+    elements, before and behind is poison."""
+
+    def move(x: torch.Tensor) -> torch.Tensor:
+        extent = 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride())) if x.numel() else 0
+        start = FRAME + x.storage_offset() % FRAME
+        memory = inputs.poison(start + extent + FRAME, x.dtype, device)
+        return memory.as_strided(x.shape, x.stride(), start).copy_(x)
+
+    return _each_tensor(value, move)
+
+
+def repeat_rows(value: Any, times: int) -> Any:
+    """The same arguments with every tensor that has axes `times` times along its first."""
     if isinstance(value, BlockTensor):
-        parts = {name: to_device(getattr(value, name), device) for name in ("codes", "scales", "tensor_scale")}
-        return replace(value, **parts)
+        return value[torch.arange(value.shape[0], device=value.device).repeat(times)]
+    if isinstance(value, torch.Tensor):
+        return value.repeat(times, *[1] * (value.ndim - 1)) if value.ndim else value
     if isinstance(value, dict):
-        return {name: to_device(item, device) for name, item in value.items()}
-    return tuple(to_device(item, device) for item in value) if isinstance(value, tuple) else value
+        return {name: repeat_rows(item, times) for name, item in value.items()}
+    return tuple(repeat_rows(item, times) for item in value) if isinstance(value, tuple) else value
 
 
 def poison(device: str) -> None:
     """Leave memory of non-zero garbage behind for the next allocations."""
     if device != "cpu":
-        torch.full((POISON_BYTES,), 0xAB, dtype=torch.uint8, device=device)
-        for size in (1 << 8, 1 << 12, 1 << 16, 1 << 20):
-            torch.full((size,), 0xAB, dtype=torch.uint8, device=device)
+        for size in (POISON_BYTES, 1 << 8, 1 << 12, 1 << 16, 1 << 20):
+            inputs.poison(size, torch.uint8, device)
 
 
 def find_case(op: str, id: str) -> Case:

@@ -216,7 +216,8 @@ class _Tally:
         parts = [self.quantize(matrix) for matrix in weight]
         scales = [part.tensor_scale for part in parts]
         return BlockTensor(
-            codes=torch.stack([part.codes for part in parts]),
+            packed=torch.stack([part.packed for part in parts]),
+            length=parts[0].length,
             scales=torch.stack([part.scales for part in parts]),
             tensor_scale=None if scales[0] is None else torch.stack([scale.reshape(1, 1) for scale in scales]),
             format=parts[0].format,
@@ -232,7 +233,8 @@ def _stack_rows(gate: BlockTensor, up: BlockTensor) -> BlockTensor:
         rows = gate.shape[1]
         tensor_scale = torch.cat([gate.tensor_scale.expand(-1, rows, 1), up.tensor_scale.expand(-1, rows, 1)], dim=1)
     return BlockTensor(
-        codes=torch.cat([gate.codes, up.codes], dim=1),
+        packed=torch.cat([gate.packed, up.packed], dim=1),
+        length=gate.length,
         scales=torch.cat([gate.scales, up.scales], dim=1),
         tensor_scale=tensor_scale,
         format=gate.format,

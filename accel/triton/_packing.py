@@ -1,0 +1,125 @@
+"""Device functions: codes from and to their packed form, bytes or, where a block fills whole words, int32 words."""
+
+import triton
+import triton.language as tl
+
+from accel.triton._places import exists, places
+
+
+@triton.jit
+def joined(code, sign, COUNT: tl.constexpr, PER: tl.constexpr, BITS: tl.constexpr):
+    """Each `PER` of `COUNT` codes in a row as one int32, the first lowest: their magnitudes and their signs."""
+    shape: tl.constexpr = (code.shape[0], COUNT // PER, PER)
+    shift = BITS * tl.arange(0, PER)[None, None, :]
+    codes = tl.sum(tl.reshape(code, shape) << shift, axis=2)
+    return codes + tl.sum(tl.reshape(sign, shape) << (shift + (BITS - 1)), axis=2)  # two sums: fewer instructions
+
+
+@triton.jit
+def spread(units, COUNT: tl.constexpr, PER: tl.constexpr, BITS: tl.constexpr):
+    """`PER` codes out of each int32, the first lowest: `COUNT` in a row, each at the top of its own int32."""
+    shift = 32 - BITS - BITS * tl.arange(0, PER)[None, None, :]
+    return tl.reshape(units[:, :, None] << shift, (units.shape[0], COUNT))
+
+
+@triton.jit
+def store_units(
+    pointer, units, poisoned, block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix, stride_k, stride_row,
+    FIRST: tl.constexpr, STEP: tl.constexpr, BLOCKS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr,
+    WHOLE: tl.constexpr, FLAT: tl.constexpr, ROWS_FIRST: tl.constexpr,
+):  # fmt: skip
+    if pointer.dtype.element_ty == tl.int32 and STEP == 1 and SIZE > 2:  # store by what a thread has: two words
+        pairs: tl.constexpr = BLOCKS * SIZE // 2
+        poisoned = tl.reshape(tl.broadcast_to(poisoned[:, None], (BLOCKS, SIZE // 2)), (pairs,))
+        block = tl.reshape(tl.broadcast_to(block[:, None], (BLOCKS, SIZE // 2)), (pairs,))
+        units = tl.reshape(units, (pairs, 2))
+        offsets = (
+            tl.program_id(0).to(tl.int64) * (BLOCKS * SIZE) + tl.arange(0, pairs)[:, None] * 2 + tl.arange(0, 2)[None, :]
+        )
+        present = exists(block, blocks)[:, None]
+    else:
+        offsets, present = places(
+        block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix, stride_k, stride_row, FIRST, STEP,
+        BLOCKS, ROWS, SIZE, WHOLE, FLAT, ROWS_FIRST,
+    )  # fmt: skip
+    stored = units.to(pointer.dtype.element_ty)
+    tl.store(pointer + offsets, stored, mask=present & (poisoned == 0)[:, None])
+    tl.store(pointer + offsets, tl.zeros((), stored.dtype), mask=present & poisoned[:, None])
+
+
+@triton.jit
+def load_units(
+    pointer, block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix, stride_k, stride_row,
+    FIRST: tl.constexpr, STEP: tl.constexpr, BLOCKS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr,
+    WHOLE: tl.constexpr, FLAT: tl.constexpr, ROWS_FIRST: tl.constexpr,
+):  # fmt: skip
+    offsets, present = places(
+        block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix, stride_k, stride_row, FIRST, STEP,
+        BLOCKS, ROWS, SIZE, WHOLE, FLAT, ROWS_FIRST,
+    )  # fmt: skip
+    return tl.load(pointer + offsets, mask=present, other=0).to(tl.int32)
+
+
+@triton.jit
+def store_codes(
+    pointer, code, sign, poisoned, block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix, stride_k, stride_row,
+    BLOCKS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.constexpr, FLAT: tl.constexpr,
+    ROWS_FIRST: tl.constexpr, BITS: tl.constexpr,
+):  # fmt: skip
+    """Pack codes along K, first code lowest, and store them as bytes, or as int32 words if `pointer` is to such; zeros in
+    poisoned blocks. `k_size`: bytes along K."""
+    words: tl.constexpr = pointer.dtype.element_ty == tl.int32
+    if BITS == 6:
+        number = joined(code, sign, ROWS * SIZE, 4, 6)  # 24 bits
+        if words:
+            even, odd = tl.split(tl.reshape(number, (BLOCKS, ROWS * SIZE // 16, 2, 2)))
+            first, third = tl.split(even)
+            second, fourth = tl.split(odd)
+            low = first | (second << 24)
+            middle = (second >> 8) | (third << 16)
+            high = (third >> 16) | (fourth << 8)
+        else:
+            low, middle, high = number, number >> 8, number >> 16
+        size: tl.constexpr = SIZE // (16 if words else 4)
+        store_units(pointer, low, poisoned, block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix, stride_k,
+                    stride_row, 0, 3, BLOCKS, ROWS, size, WHOLE, FLAT, ROWS_FIRST)  # fmt: skip
+        store_units(pointer, middle, poisoned, block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix, stride_k,
+                    stride_row, 1, 3, BLOCKS, ROWS, size, WHOLE, FLAT, ROWS_FIRST)  # fmt: skip
+        store_units(pointer, high, poisoned, block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix, stride_k,
+                    stride_row, 2, 3, BLOCKS, ROWS, size, WHOLE, FLAT, ROWS_FIRST)  # fmt: skip
+    else:
+        per: tl.constexpr = (32 if words else 8) // BITS
+        units = joined(code, sign, ROWS * SIZE, per, BITS) if per > 1 else code + (sign << (BITS - 1))
+        store_units(pointer, units, poisoned, block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix, stride_k,
+                    stride_row, 0, 1, BLOCKS, ROWS, SIZE // per, WHOLE, FLAT, ROWS_FIRST)  # fmt: skip
+
+
+@triton.jit
+def load_codes(
+    pointer, block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix, stride_k, stride_row,
+    BLOCKS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.constexpr, FLAT: tl.constexpr,
+    ROWS_FIRST: tl.constexpr, BITS: tl.constexpr,
+):  # fmt: skip
+    """Codes `[BLOCKS, ROWS * SIZE]`, packed along K in bytes or in int32 words, in the top bits of int32 words. `k_size`:
+    bytes along K."""
+    words: tl.constexpr = pointer.dtype.element_ty == tl.int32
+    if BITS == 6:
+        size: tl.constexpr = SIZE // (16 if words else 4)
+        low = load_units(pointer, block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix, stride_k, stride_row,
+                         0, 3, BLOCKS, ROWS, size, WHOLE, FLAT, ROWS_FIRST)  # fmt: skip
+        middle = load_units(pointer, block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix, stride_k, stride_row,
+                            1, 3, BLOCKS, ROWS, size, WHOLE, FLAT, ROWS_FIRST)  # fmt: skip
+        high = load_units(pointer, block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix, stride_k, stride_row,
+                          2, 3, BLOCKS, ROWS, size, WHOLE, FLAT, ROWS_FIRST)  # fmt: skip
+        if words:
+            second, third = ((low >> 24) & 0xFF) | (middle << 8), ((middle >> 16) & 0xFFFF) | (high << 16)
+            numbers = tl.join(tl.join(low, third), tl.join(second, high >> 8))
+            number = tl.reshape(numbers, (BLOCKS, ROWS * SIZE // 4))
+        else:
+            number = low | (middle << 8) | (high << 16)
+        return spread(number, ROWS * SIZE, 4, 6)
+    else:
+        per: tl.constexpr = (32 if words else 8) // BITS
+        units = load_units(pointer, block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix, stride_k, stride_row,
+                           0, 1, BLOCKS, ROWS, SIZE // per, WHOLE, FLAT, ROWS_FIRST)  # fmt: skip
+        return spread(units, ROWS * SIZE, per, BITS)

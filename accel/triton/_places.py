@@ -1,0 +1,51 @@
+"""Device functions: where the elements of a program's blocks lie in memory.
+
+A tensor is seen as `[matrices, K, rows]`, or as `[matrices, rows, K]` where `ROWS_FIRST`; a block is `SIZE` elements
+along K of `ROWS` rows. Blocks are numbered row-major in that view, so that scales, and all of a contiguous tensor if blocks
+lie in one row, are row-major in the block's number whatever the axis. A program takes `BLOCKS` blocks, one block a row of
+its tile of `BLOCKS` x `ROWS * SIZE` elements.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def exists(block, blocks):
+    """Whether there are blocks of these numbers. `blocks`: how many there are; None: as many as programs have room for."""
+    if blocks is None:
+        return tl.full(block.shape, True, tl.int1)
+    else:
+        return block < blocks
+
+
+@triton.jit
+def find(block, k_blocks, row_blocks, ROWS_FIRST: tl.constexpr):
+    """(matrix, block along K, block of rows) of block numbers."""
+    if ROWS_FIRST:
+        rest = block // k_blocks
+        return rest // row_blocks, block % k_blocks, rest % row_blocks
+    else:
+        rest = block // row_blocks
+        return rest // k_blocks, rest % k_blocks, block % row_blocks
+
+
+@triton.jit
+def places(block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix, stride_k, stride_row, FIRST: tl.constexpr,
+           STEP: tl.constexpr, BLOCKS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.constexpr,
+           FLAT: tl.constexpr, ROWS_FIRST: tl.constexpr):  # fmt: skip
+    """Offsets `[BLOCKS, ROWS * SIZE]` of what is stored of each block, and whether it is there: along K, `SIZE` of every
+    `STEP`-th, from `FIRST`, of `k_size` in all. `WHOLE`: every block is there. `FLAT`: the blocks are one run of memory."""
+    unit = tl.arange(0, ROWS * SIZE)
+    present = exists(block, blocks)[:, None]
+    if FLAT:
+        start = tl.program_id(0).to(tl.int64) * (BLOCKS * SIZE)
+        return (start + (tl.arange(0, BLOCKS)[:, None] * SIZE + unit[None, :])) * STEP + FIRST, present
+    else:
+        matrix, k_block, row_block = find(block, k_blocks, row_blocks, ROWS_FIRST)
+        k, row = unit % SIZE * STEP + FIRST, unit // SIZE
+        k_start, row_start = k_block * (SIZE * STEP), row_block * ROWS
+        if not WHOLE:
+            present = present & (k_start[:, None] + k[None, :] < k_size) & (row_start[:, None] + row[None, :] < rows)
+        base = matrix.to(tl.int64) * stride_matrix + k_start.to(tl.int64) * stride_k + row_start.to(tl.int64) * stride_row
+        return base[:, None] + (k.to(tl.int64) * stride_k + row.to(tl.int64) * stride_row)[None, :], present

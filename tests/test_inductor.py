@@ -1,0 +1,114 @@
+"""The inductor backend: the reference's bits from compiled code, one compilation for all sizes, refusals with a reason."""
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+import mxref
+from mxref.comparison import difference
+from mxref.conformance.cases import cases
+from mxref.registry import kernel
+
+LACKS = kernel("qdq", "inductor").requires()
+compiles = pytest.mark.skipif(LACKS is not None, reason=str(LACKS))
+
+
+def compiled(op, *args, **kwargs):
+    with mxref.use("inductor", strict=True):
+        return op(*args, **kwargs)
+
+
+def failures(op: str, prefix: str, dtypes: str) -> dict[str, str]:
+    """What differs, by case, among those whose id starts with `prefix`."""
+    found = {}
+    for case in cases(op):
+        if case.id.startswith(prefix) and case.dtype in dtypes.split():
+            (args, kwargs), function = case.arguments(), getattr(mxref, op)
+            found[case.id] = difference(compiled(function, *args, **kwargs), function(*args, **kwargs))
+    assert len(found) >= 3
+    return {id: text for id, text in found.items() if text is not None}
+
+
+@compiles
+@pytest.mark.parametrize(
+    "format, dtypes",
+    [
+        ("mxfp4", "float32 bfloat16 float16"),
+        ("mxfp6_e2m3", "float16"),
+        ("mxfp6_e3m2", "bfloat16"),
+        ("mxfp8_e4m3", "float32"),
+        ("mxfp8_e5m2", "float16"),
+        ("mxint8", "bfloat16"),
+        ("nvfp4", "float32"),
+    ],
+)
+def test_qdq_has_the_reference_bits(format, dtypes):
+    assert failures("qdq", f"{format}-{mxref.BLOCK_FORMATS[format].default_recipe}-", dtypes) == {}
+
+
+@compiles
+@pytest.mark.parametrize("recipe", ("quark_even", "ocp_toward_zero"))
+def test_qdq_with_another_recipe(recipe):
+    assert failures("qdq", f"mxfp4-{recipe}-", "float32") == {}
+
+
+@compiles
+@pytest.mark.parametrize("format, dtype", [("mxfp4", "bfloat16"), ("mxfp6_e3m2", "float32"), ("mxint8", "float16")])
+def test_quantize_has_the_reference_bits(format, dtype):
+    assert failures("quantize", f"{format}-ocp-", dtype) == {}
+
+
+@compiles
+@pytest.mark.parametrize("format, dtype", [("mxfp6_e2m3", "float32"), ("nvfp4", "bfloat16")])
+def test_dequantize_has_the_reference_bits(format, dtype):
+    assert failures("dequantize", f"{format}-", dtype) == {}
+
+
+@compiles
+@pytest.mark.parametrize(
+    "format, dtype",
+    [("mxfp4", torch.float32), ("mxfp4", torch.bfloat16), ("mxfp4", torch.float16), ("nvfp4", torch.bfloat16)],
+)
+def test_subnormals_zeros_and_nans(format, dtype):
+    info = torch.finfo(dtype)
+    tiny = info.smallest_normal * info.eps  # the smallest subnormal
+    edges = torch.tensor([tiny, -tiny, info.smallest_normal, -0.0, 0.0, info.max, -info.max, torch.nan, torch.inf, 1e-3])
+    size = mxref.BLOCK_FORMATS[format].block_size
+    x = torch.zeros(12, size)
+    x[:10, 1] = x[10, :10] = edges
+    x[11, :2] = torch.tensor([tiny, -tiny / 2])
+    x[:, 2] = -0.0
+    x = x.to(dtype)
+    for scale in ("none", None) if format == "nvfp4" else (None,):
+        expected = mxref.qdq(x, format, tensor_scale=scale)
+        assert difference(compiled(mxref.qdq, x, format, tensor_scale=scale), expected) is None
+        assert expected[7].isnan().all() and expected[0, 2].signbit()
+
+
+@compiles
+@pytest.mark.parametrize("format", ("mxfp4", "nvfp4"))
+def test_a_new_size_compiles_nothing(format):
+    compiled(mxref.qdq, torch.randn(3, 64), format)
+    before = counters["stats"]["unique_graphs"]
+    for shape in ((5, 64), (128, 32), (2, 3, 70), (1, 1), (0, 32), (3, 0), (64,)):
+        x = torch.randn(shape)
+        assert difference(compiled(mxref.qdq, x, format), mxref.qdq(x, format)) is None
+    assert counters["stats"]["unique_graphs"] == before
+
+
+@compiles
+def test_gradients_pass_through():
+    x = torch.randn(4, 64, requires_grad=True)
+    compiled(mxref.qdq, x, "mxfp4").sum().backward()
+    assert torch.equal(x.grad, torch.ones_like(x))
+
+
+def test_without_a_compiler_it_says_so(monkeypatch):
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (None, "no-such-compiler"))
+    assert "no-such-compiler" in kernel("qdq", "inductor").requires()
+
+
+@pytest.mark.parametrize("recipe, reason", [("ocp_mse", "searches"), ("ocp_ceil", None), ("ocp_even", None)])
+def test_refusals_say_why(recipe, reason):
+    found = kernel("quantize", "inductor").accepts(torch.zeros(1, 32), "mxfp4", recipe=recipe)
+    assert found is None if reason is None else reason in found
