@@ -32,4 +32,4 @@ def test_dispatch(benchmark, monkeypatch, who, how):
     function = op if how == "dispatched" else nothing if who == "kernel" else op.__wrapped__
     with mxref.use(*(["idle"] if who == "kernel" else [])):
         assert (function(X) is X) == (who == "kernel")
-        benchmark.pedantic(function, args=(X,), rounds=2000, iterations=20, warmup_rounds=50)
+        benchmark.pedantic(function, args=(X,), rounds=100, iterations=200, warmup_rounds=5)
