@@ -7,13 +7,14 @@ stdout, instead of the text for people).
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 import mxref
@@ -21,8 +22,12 @@ from mxref.formats import BLOCK_FORMATS, ELEMENT_FORMATS, BlockFormat, ElementFo
 from mxref.models.report import EvaluationReport, json_text
 from mxref.recipes import RECIPES
 
+if TYPE_CHECKING:
+    from mxref.checkpoints import Finding
+
 NEGATIVE, BAD_USAGE, INTERRUPTED = 1, 2, 130
 PLAIN_WIDTH = 140  # columns where the output is no terminal
+FINDINGS_SHOWN = 8  # of each kind in a table; JSON has them all
 PLOT_TYPES = (".png", ".svg", ".pdf", ".jpg", ".eps")
 
 app = typer.Typer(
@@ -526,3 +531,46 @@ def verify_command(
     _deliver(json_file, report.record(), lambda: print(report))
     if report.failed:
         raise typer.Exit(NEGATIVE)
+
+
+@app.command("inspect")
+def inspect_command(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="Checkpoint directory, or a .safetensors file.")],
+    dialect: Annotated[
+        str | None, typer.Option(metavar="NAME", help="How weights are stored (default: what the config says).")
+    ] = None,
+    json_file: JsonOption = None,
+) -> None:
+    """What a checkpoint of block-scaled weights is, and what is wrong with it.
+
+    Exit code 1 if there is a fault; warnings alone leave it 0.
+    """
+    from mxref.checkpoints import inspect_checkpoint
+
+    with _usage_errors(), _progress_bar("weights") as on_progress:
+        inspection = inspect_checkpoint(path, dialect=dialect, on_progress=on_progress)
+
+    def show() -> None:
+        facts = inspection.record()
+        facts |= {name: ", ".join(facts[name]) or None for name in ("formats", "recipes")}
+        del facts["findings"]
+        _print(_fields_table(None, facts))
+        if inspection.findings:
+            _print(_findings_table(inspection.findings))
+
+    _deliver(json_file, inspection.record(), show)
+    if inspection.faults:
+        raise typer.Exit(NEGATIVE)
+
+
+def _findings_table(findings: Sequence["Finding"]) -> Table:
+    """Findings of a kind together, and of many the first."""
+    table = _table(None, "severity", "what", "where", "detail")
+    kinds = dict.fromkeys((finding.severity, finding.what) for finding in findings)
+    for kind in kinds:
+        alike = [finding for finding in findings if (finding.severity, finding.what) == kind]
+        for finding in alike[:FINDINGS_SHOWN]:
+            table.add_row(*map(escape, (finding.severity, finding.what, finding.name, finding.detail)))
+        if len(alike) > FINDINGS_SHOWN:
+            table.add_row(*kind, f"... and {len(alike) - FINDINGS_SHOWN} more", "")
+    return table

@@ -1,0 +1,299 @@
+"""Dialects: how each tool names, packs and scales the weights that it writes, as one table.
+
+A row says which tensors make a weight and how its numbers are read; nothing else in this package knows a suffix.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from mxref.checkpoints.files import CheckpointError, as_object, get
+from mxref.formats import BLOCK_FORMATS, BlockFormat, check_choice
+from mxref.recipes import RECIPES
+
+E8M0 = ("U8", "F8_E8M0")
+FUSED = "gate_up_proj"  # ends the name of a weight that stacks gate and up rows
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way to store a weight: the suffixes and dtypes of its tensors, and how to read them.
+
+    A weight `stem + weight` is made of `stem + codes`, `stem + scales` and, where they exist, `stem + tensor_scale` and
+    `stem + input_scale`. `recipe`: what decodes it, and of the named recipes the nearest to what its tool encodes by;
+    its direction is that of both scales. `axis`: the packed one. `scale_layout`: a name in `mxref.packing.LAYOUTS`.
+    `code_blocks`: codes are `[..., blocks, bytes]`.
+    """
+
+    format: str
+    recipe: str
+    codes: str = ".weight"
+    scales: str = ".weight_scale"
+    tensor_scale: str | None = None
+    input_scale: str | None = None
+    weight: str = ".weight"
+    codes_dtype: str = "U8"
+    scales_dtype: tuple[str, ...] = E8M0
+    axis: int = -1
+    scale_layout: str = "linear"
+    code_blocks: bool = False
+
+    @property
+    def block(self) -> BlockFormat:
+        """The block format."""
+        return BLOCK_FORMATS[self.format]
+
+    @property
+    def direction(self) -> str:
+        """What decoding does with a tensor scale and an input scale: `multiply` or `divide`."""
+        return RECIPES[self.recipe].tensor_scale_direction
+
+
+def _nvfp4(recipe: str, **others) -> Layout:
+    return Layout("nvfp4", recipe, scales_dtype=("F8_E4M3",), **others)
+
+
+def _torchao(format: str, codes_dtype: str, scale_layout: str) -> Layout:
+    suffixes = dict(codes="._weight_qdata", scales="._weight_scale")
+    return Layout(format, "ocp_rceil", **suffixes, codes_dtype=codes_dtype, scale_layout=scale_layout)
+
+
+_TWO = dict(tensor_scale=".weight_scale_2", input_scale=".input_scale")
+_EXPERTS = dict(codes="", weight="", scales="_weight_scale", tensor_scale="_weight_scale_2", input_scale="_input_scale")
+_GLOBAL = dict(codes=".weight_packed", tensor_scale=".weight_global_scale", input_scale=".input_global_scale")
+
+# The layouts of every dialect; its name is what its config gives as quant_method, if `_METHODS` does not say otherwise.
+DIALECTS: dict[str, tuple[Layout, ...]] = {
+    "plain": (),
+    "compressed-tensors": (
+        _nvfp4("vllm_torch", **_GLOBAL),
+        Layout("mxfp4", "ocp_even", codes=".weight_packed"),
+        Layout("mxfp8_e4m3", "ocp_even", codes_dtype="F8_E4M3"),
+    ),
+    "modelopt": (
+        _nvfp4("nvidia", **_TWO),
+        _nvfp4("nvidia", **_EXPERTS, axis=-2),
+        Layout("mxfp4", "ocp_rceil"),
+        Layout("mxfp8_e4m3", "ocp_rceil", codes_dtype="F8_E4M3"),
+    ),
+    "quark": (
+        _nvfp4("nvidia", tensor_scale=".weight_scale_2", input_scale=".input_scale_2"),
+        Layout("mxfp4", "quark_even"),
+        Layout("mxfp6_e2m3", "quark_even"),
+        Layout("mxfp6_e3m2", "quark_even"),
+        Layout("mxfp8_e4m3", "quark_even", codes_dtype="F8_E4M3"),
+    ),
+    "gpt-oss": (Layout("mxfp4", "ocp", codes="_blocks", scales="_scales", weight="", code_blocks=True),),
+    "torchao": tuple(
+        _torchao(format, dtype, layout)
+        for format, dtype in (("mxfp4", "U8"), ("mxfp8_e4m3", "F8_E4M3"), ("mxfp8_e5m2", "F8_E5M2"))
+        for layout in ("linear", "tile_128x4")
+    ),
+}
+
+_METHODS = {"mxfp4": "gpt-oss"}
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What a config says: formats of the weights (empty: nothing) and of the activations, and which modules.
+
+    `layers`: formats that go with patterns of module names, before the others. `skips`: patterns of modules left as they
+    are. `targets`: patterns of quantized modules, None where all linears are. `static`: whether activations have
+    stored scales.
+    """
+
+    formats: frozenset[str] = frozenset()
+    activations: str | None = None
+    layers: Mapping[str, str] = field(default_factory=dict)
+    skips: tuple[str, ...] = ()
+    targets: tuple[str, ...] | None = None
+    static: bool = False
+
+    def formats_of(self, module: str) -> frozenset[str]:
+        """The formats that the weight of `module` may have; empty: any."""
+        for pattern, format in self.layers.items():
+            if matches(pattern, module):
+                return frozenset([format])
+        return self.formats
+
+    def promises(self, module: str) -> bool:
+        """Whether the config says that the linear `module` is quantized."""
+        if any(matches(pattern, module) for pattern in self.skips):
+            return False
+        targets = (*self.layers, *(self.targets or ()))
+        return self.targets is None or any(matches(pattern, module) for pattern in targets)
+
+
+def matches(pattern: str, module: str) -> bool:
+    """Whether an entry of an ignore or target list means `module`: by name, wildcard or `re:`, or as a parent.
+
+    >>> matches("re:.*head", "lm_head"), matches("model.layers.*.self_attn", "model.layers.3.self_attn.q_proj")
+    (True, True)
+    """
+    if pattern.startswith("re:"):
+        try:
+            return re.match(pattern[3:], module) is not None
+        except re.error:
+            return False
+    return fnmatchcase(module, pattern) or fnmatchcase(module, pattern + ".*")
+
+
+def find_dialect(config: dict, producer_config: dict, given: str | None, has_codes: bool) -> tuple[str, dict]:
+    """The dialect of a checkpoint, and the part of its configs that speaks of quantization.
+
+    `producer_config`: hf_quant_config.json. `has_codes`: whether any tensor can hold codes.
+    """
+    if given is not None:
+        check_choice("dialect", given, tuple(DIALECTS))
+    found = get(config, "quantization_config") or get(config, "text_config", "quantization_config")
+    if found is None and producer_config:
+        found = {"quant_method": "modelopt", **as_object(get(producer_config, "quantization"))}
+    if found is not None and not isinstance(found, dict):
+        raise CheckpointError(f"config.json: quantization_config is no object but {type(found).__name__}")
+    if given is not None:
+        return given, found or {}
+    if found:
+        method = str(found.get("quant_method"))
+        dialect = _METHODS.get(method, method)
+        if dialect not in DIALECTS:
+            raise ValueError(f"quant_method={method!r} in the config: give dialect=, one of {', '.join(DIALECTS)}")
+        return dialect, found
+    if has_codes and not config:
+        raise ValueError(f"no config.json says how weights are stored: give dialect=, one of {', '.join(DIALECTS)}")
+    return "plain", {}
+
+
+def declared(dialect: str, quantization: dict) -> Declared:
+    """What the config of a checkpoint in `dialect` says of it."""
+    return _READERS.get(dialect, lambda _: Declared())(quantization)
+
+
+def _strings(found: Any) -> tuple[str, ...]:
+    return tuple(entry for entry in found if isinstance(entry, str)) if isinstance(found, list) else ()
+
+
+def _objects(found: Any) -> list[dict]:
+    """The values of an object, or the entries of a list, that are objects themselves."""
+    values = found.values() if isinstance(found, dict) else found if isinstance(found, list) else ()
+    return [value for value in values if isinstance(value, dict)]
+
+
+def _float_format(args: Any) -> str | None:
+    """The block format of compressed-tensors' and ModelOpt's quantization arguments."""
+    known = {(4, 16): "nvfp4", (4, 32): "mxfp4", (8, 32): "mxfp8_e4m3"}
+    pair = (get(args, "num_bits"), get(args, "group_size"))
+    return known.get(pair) if get(args, "type") == "float" and all(isinstance(n, int) for n in pair) else None
+
+
+def _groups(quantization: dict) -> dict[str, Any]:
+    groups = _objects(get(quantization, "config_groups"))
+    formats = {_float_format(get(group, "weights")) for group in groups} - {None}
+    activations = {_float_format(get(group, "input_activations")) for group in groups} - {None}
+    targets = [target for group in groups for target in _strings(group.get("targets"))]
+    # "Linear" is a class, any other target a name
+    by_name = tuple(targets) if targets and not any(re.fullmatch(r"[A-Z]\w*", target) for target in targets) else None
+    return dict(formats=formats, activations=min(activations, default=None), targets=by_name)
+
+
+def _read_compressed_tensors(quantization: dict) -> Declared:
+    found = _groups(quantization)
+    found |= dict(formats=frozenset(found["formats"]), static=found["activations"] == "nvfp4")
+    return Declared(**found, skips=_strings(get(quantization, "ignore")))
+
+
+def _algorithm_formats(quantization: dict) -> dict[str, str]:
+    """ModelOpt's algorithms by module; "" stands for the whole model."""
+    layers = {"": quantization, **as_object(get(quantization, "quantized_layers"))}
+    found = {}
+    for module, settings in layers.items():
+        name = re.search("nvfp4|mxfp4|mxfp8", str(get(settings, "quant_algo")).lower())
+        if name:
+            found[module] = {"mxfp8": "mxfp8_e4m3"}.get(name[0], name[0])
+    return found
+
+
+def _read_modelopt(quantization: dict) -> Declared:
+    layers = _algorithm_formats(quantization)
+    found = _groups(quantization)
+    whole = layers.pop("", None)
+    formats = frozenset({whole} - {None}) | found["formats"]
+    algorithm = str(get(quantization, "quant_algo")).upper()
+    activations = found["activations"] or (
+        whole if algorithm == "NVFP4" and not get(quantization, "config_groups") else None
+    )
+    skips = _strings(get(quantization, "ignore")) + _strings(get(quantization, "exclude_modules"))
+    targets = None if whole or not layers else ()
+    return Declared(formats, activations, layers, skips, targets, static=activations == "nvfp4")
+
+
+def _quark_format(spec: Any) -> str | None:
+    first = spec[0] if isinstance(spec, list) and spec else spec
+    dtype, size = get(first, "dtype"), get(first, "group_size")
+    known = {"fp4": {16: "nvfp4", 32: "mxfp4"}, "fp8_e4m3": {32: "mxfp8_e4m3"}}
+    known |= {name: {32: f"mx{name}"} for name in ("fp6_e2m3", "fp6_e3m2")}
+    return known.get(dtype, {}).get(size) if isinstance(dtype, str) and isinstance(size, int) else None
+
+
+def _read_quark(quantization: dict) -> Declared:
+    whole = get(quantization, "global_quant_config")
+    weight, activations = _quark_format(get(whole, "weight")), _quark_format(get(whole, "input_tensors"))
+    specs = as_object(get(quantization, "layer_quant_config"))
+    layers = {name: _quark_format(get(spec, "weight")) for name, spec in specs.items()}
+    return Declared(
+        frozenset({weight} - {None}),
+        activations,
+        {name: format for name, format in layers.items() if format},
+        _strings(get(quantization, "exclude")),
+        static=activations == "nvfp4",
+    )
+
+
+def _read_gpt_oss(quantization: dict) -> Declared:
+    targets = ("experts.gate_up_proj", "experts.down_proj")
+    skips = _strings(get(quantization, "modules_to_not_convert"))
+    return Declared(frozenset(["mxfp4"]), skips=skips, targets=tuple(f"*.{target}" for target in targets))
+
+
+_TORCHAO_DTYPES = {
+    "float4_e2m1fn_x2": "mxfp4",
+    "float8_e4m3fn": "mxfp8_e4m3",
+    "float8_e5m2": "mxfp8_e5m2",
+}
+
+
+def _read_torchao(quantization: dict) -> Declared:
+    settings = get(quantization, "quant_type", "default", "_data")
+    activations = get(settings, "activation_dtype", "_data")
+    return Declared(activations=_TORCHAO_DTYPES.get(activations) if isinstance(activations, str) else None, targets=())
+
+
+_READERS: dict[str, Callable[[dict], Declared]] = {
+    "compressed-tensors": _read_compressed_tensors,
+    "modelopt": _read_modelopt,
+    "quark": _read_quark,
+    "gpt-oss": _read_gpt_oss,
+    "torchao": _read_torchao,
+}
+
+
+def header_says(dialect: str, metadata: Mapping[str, str], weight: str) -> tuple[str, str] | None:
+    """(format, scale layout) of a weight as torchao's metadata in the header gives them; None in other dialects."""
+    if dialect != "torchao":
+        return None
+    try:
+        described = json.loads(metadata.get(weight, "null"))
+    except (ValueError, RecursionError):
+        raise CheckpointError(f"{weight}: its metadata in the header is no JSON") from None
+    data = get(described, "_data")
+    dtype, swizzled = get(data, "elem_dtype", "_data"), get(data, "is_swizzled_scales")
+    known = get(described, "_type") == "MXTensor" and get(data, "block_size") == 32 and isinstance(swizzled, bool)
+    if not known or not isinstance(dtype, str) or dtype not in _TORCHAO_DTYPES:
+        raise CheckpointError(
+            f"{weight}: its metadata in the header describes no MXTensor of blocks of 32 and elements "
+            f"{', '.join(_TORCHAO_DTYPES)} (_type {get(described, '_type')!r}, elem_dtype {dtype!r})"
+        )
+    return _TORCHAO_DTYPES[dtype], "tile_128x4" if swizzled else "linear"

@@ -1,0 +1,255 @@
+"""What a checkpoint is, and what is wrong with it: `inspect_checkpoint`.
+
+A fault makes results wrong or loading fail; a warning is what a checkpoint may be and many readers get wrong.
+"""
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from itertools import count
+
+import torch
+
+from mxref.blocks import BlockTensor, dequantize
+from mxref.checkpoints.checkpoint import Checkpoint, QuantizedWeight, open_checkpoint
+from mxref.checkpoints.dialects import DIALECTS
+from mxref.checkpoints.files import CheckpointError, get
+
+RMS_RANGE = (1e-6, 1e3)  # of the weights of a trained matrix, with a wide margin
+_SAMPLE = 1 << 16  # elements of a matrix whose rms is taken
+_FLOATS = ("F64", "F32", "F16", "BF16")
+_WIDE = (*_FLOATS, "BOOL", "I16", "I32", "I64", "U16", "U32", "U64")
+_LAYER, _EXPERT = re.compile(r"(?<=\.layers\.)\d+(?=\.)"), re.compile(r"(?<=\.experts\.)\d+(?=\.)")
+_LINEAR = re.compile(r".*(_proj|\.w[123])")
+_PAIRS = (("gate_proj", "up_proj"), ("w1", "w3"))
+_ROWS = [layout for layouts in DIALECTS.values() for layout in layouts]
+_COMPANIONS = tuple({suffix for row in _ROWS for suffix in (row.scales, row.tensor_scale, row.input_scale) if suffix})
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong: `severity` is `fault` or `warning`, `name` the tensor, module or file that it is about."""
+
+    severity: str
+    what: str
+    name: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What `inspect_checkpoint` found; numbers are None where the files could not be opened.
+
+    `bits_per_weight` counts codes, block scales and tensor scales over the quantized weights.
+    """
+
+    path: str
+    dialect: str | None = None
+    scheme: str | None = None
+    formats: tuple[str, ...] = ()
+    recipes: tuple[str, ...] = ()
+    quantized: int | None = None
+    plain: int | None = None
+    layers: int | None = None
+    experts: int | None = None
+    bits_per_weight: float | None = None
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def faults(self) -> tuple[Finding, ...]:
+        """The findings that are no mere warnings."""
+        return tuple(finding for finding in self.findings if finding.severity == "fault")
+
+    def record(self) -> dict:
+        """Everything, as JSON takes it."""
+        return asdict(self)
+
+
+def inspect_checkpoint(
+    path: str | os.PathLike,
+    *,
+    dialect: str | None = None,
+    on_progress: Callable[[str, int, int], None] | None = None,
+) -> Inspection:
+    """Read every quantized weight of a checkpoint and say what is wrong with it.
+
+    Faults: files that contradict themselves, NaN block scales, an input scale that is missing, zero or not finite, weights
+    whose rms is implausible (and would not be in the other direction of the tensor scale), tensors that belong to no
+    weight, and layers, experts and quantized modules that the config promises and the files lack. Warnings: gate and up
+    with different scales, weights that are all zero or end in a short block, weights not quantized in blocks, an
+    index that disagrees. `dialect`: as for `load_checkpoint`. `on_progress("weights", done, all)` is called as
+    work proceeds. Raises ValueError for a path that is no checkpoint.
+
+    >>> inspect_checkpoint("nowhere")
+    Traceback (most recent call last):
+    ValueError: nowhere: expected a checkpoint directory or a .safetensors file
+    """
+    try:
+        checkpoint, broken = open_checkpoint(path, dialect=dialect)
+    except CheckpointError as fault:
+        return Inspection(str(path), findings=(Finding("fault", "files", str(path), str(fault)),))
+    findings = [Finding("fault", "layout", name, detail) for name, detail in broken.items()]
+    findings += [Finding("warning", "index", name, detail) for name, detail in checkpoint.notes.items()]
+    quantized, elements, bits, scales, experts = checkpoint.quantized, 0, 0.0, {}, set()
+    for done, name in enumerate(quantized, start=1):
+        try:
+            weight = checkpoint[name]
+        except CheckpointError as fault:
+            findings.append(Finding("fault", "values", name, str(fault)))
+            continue
+        findings += _weight_findings(weight, checkpoint.declared.static)
+        elements += weight.tensor.shape.numel()
+        bits += weight.tensor.bits_per_element * weight.tensor.shape.numel()
+        experts |= {weight.tensor.shape[0]} if weight.tensor.ndim == 3 else set()
+        scales[name] = {"tensor scale": weight.tensor.tensor_scale, "input scale": weight.input_scale}
+        if on_progress is not None:
+            on_progress("weights", done, len(quantized))
+    findings += [*_gate_up(scales), *_unknown(checkpoint, broken), *_promised(checkpoint), *_incomplete(checkpoint)]
+    layers = {match[0] for name in checkpoint if (match := _LAYER.search(name))}
+    experts |= {1 + int(match[0]) for name in checkpoint if (match := _EXPERT.search(name))}
+    return Inspection(
+        path=str(path),
+        dialect=checkpoint.dialect,
+        scheme=checkpoint.scheme,
+        formats=checkpoint.formats,
+        recipes=tuple(sorted({checkpoint.stored[name].layout.recipe for name in quantized})),
+        quantized=len(quantized),
+        plain=len(checkpoint.plain),
+        layers=len(layers),
+        experts=max(experts, default=0),
+        bits_per_weight=bits / elements if elements else None,
+        findings=tuple(sorted(findings, key=lambda finding: finding.severity)),
+    )
+
+
+def _weight_findings(weight: QuantizedWeight, static: bool) -> Iterator[Finding]:
+    """What is wrong with one weight. `static`: whether the config says that its input has a stored scale."""
+    q, name = weight.tensor, weight.name
+    nan = int((q.scales == q.format.scale.nan_code).sum())
+    if nan:
+        yield Finding("fault", "NaN block scales", name, f"{nan} of {q.scales.numel()}")
+    if q.length % q.format.block_size:
+        detail = f"{q.length} elements a row: the last block holds {q.length % q.format.block_size}"
+        yield Finding("warning", "short blocks", name, detail)
+    if weight.input_scale is None:
+        if static:
+            yield Finding("fault", "input scale", name, "missing: the config says that activations have one")
+    else:
+        dead = weight.input_scale[~(weight.input_scale.isfinite() & (weight.input_scale > 0))]
+        if dead.numel():
+            yield Finding("fault", "input scale", name, f"{dead.flatten()[0].item()}: an input never seen in calibration?")
+    for label, matrix in _matrices(name, q):
+        yield from _rms_findings(label, matrix)
+
+
+def _matrices(name: str, q: BlockTensor) -> Iterator[tuple[str, BlockTensor]]:
+    """The first rows of every matrix of a weight."""
+    for label, matrix in [(name, q)] if q.ndim == 2 else [(f"{name}[{i}]", q[i]) for i in range(q.shape[0])]:
+        yield label, matrix[: max(1, _SAMPLE // matrix.length)]
+
+
+def _rms_findings(name: str, q: BlockTensor) -> Iterator[Finding]:
+    values = dequantize(q).double().nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
+    rms = values.square().mean().sqrt().item()
+    if rms == 0:
+        yield Finding("warning", "all zero", name, "")
+    elif not RMS_RANGE[0] <= rms <= RMS_RANGE[1]:
+        detail = f"rms {rms:.3g}"
+        if q.tensor_scale is not None:
+            given = q.tensor_scale.double().mean().item()
+            divides = q.recipe.tensor_scale_direction == "divide"
+            other = rms * given**2 if divides else rms / given**2
+            detail += (
+                f" where the tensor scale {given:.3g} {'divides' if divides else 'multiplies'}, {other:.3g} the other way"
+            )
+        yield Finding("fault", "implausible weights", name, detail)
+
+
+def _gate_up(scales: Mapping[str, dict[str, torch.Tensor | None]]) -> Iterator[Finding]:
+    """Gate and up projections whose scales differ: readers that keep one of the two are wrong by the ratio."""
+    for name in scales:
+        for gate, up in _PAIRS:
+            other = name.replace(f".{gate}.", f".{up}.")
+            if other == name or other not in scales:
+                continue
+            for what, first in scales[name].items():
+                second = scales[other][what]
+                if first is not None and second is not None and not torch.equal(first, second):
+                    ratio = (first / second).flatten()[0].item()
+                    yield Finding("warning", f"gate and up: {what}", name, f"gate's is {ratio:.4g} times up's")
+        both = scales[name]["tensor scale"]
+        if both is not None and both.ndim == 3 and both.shape[1] > 1:
+            gate, up = both[:, 0, 0], both[:, -1, 0]
+            for expert in (gate != up).nonzero().flatten().tolist():
+                detail = f"gate's is {(gate[expert] / up[expert]).item():.4g} times up's"
+                yield Finding("warning", "gate and up: tensor scale", f"{name}[{expert}]", detail)
+
+
+def _unknown(checkpoint: Checkpoint, broken: Iterable[str]) -> Iterator[Finding]:
+    """Tensors that look quantized and belong to no weight; of what is broken one finding is enough."""
+    entries, reported = checkpoint.shards.entries, {name.rpartition(".")[0] for name in broken}
+    for name in checkpoint.plain:
+        module, dtype = name.rpartition(".")[0], entries[name].dtype
+        if module in reported:
+            continue
+        weight = entries.get(module + ".weight")
+        if dtype.startswith("F8") and module + ".weight_scale" in entries:
+            yield Finding("warning", "not in blocks", name, f"{dtype} with a scale of its own: kept as stored")
+        elif dtype not in _WIDE:
+            yield Finding("fault", "unknown tensor", name, f"{dtype} that belongs to no weight")
+        elif name.endswith(_COMPANIONS) and not (weight and weight.dtype.startswith("F8")):
+            yield Finding("fault", "unknown tensor", name, "a scale that belongs to no weight")
+
+
+def _promised(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Modules that the config says are quantized, and which are not, or are not there."""
+    says, entries = checkpoint.declared, checkpoint.shards.entries
+    for name in checkpoint.plain if says.formats or says.layers else ():
+        module = name.removesuffix(".weight")
+        if entries[name].dtype in _FLOATS and len(entries[name].shape) > 1 and _LINEAR.fullmatch(module):
+            if says.promises(module):
+                yield Finding("fault", "not quantized", name, f"{entries[name].dtype}, which the config says is quantized")
+    modules = {name.removesuffix(".weight") for name in checkpoint}
+    for module in says.layers:
+        if not set("*?[:") & set(module) and "." in module and module not in modules:
+            yield Finding("fault", "missing", module, "the config says that it is quantized")
+    if checkpoint.dialect == "torchao":
+        for name, described in checkpoint.shards.metadata.items():
+            if '"MXTensor"' in described and name not in checkpoint:
+                yield Finding("fault", "missing", name, "the header describes it")
+
+
+def _incomplete(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Layers and experts that the config counts and the files lack."""
+    config = get(checkpoint.config, "text_config") or checkpoint.config
+    layers: set[int] = set()
+    experts: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for name in checkpoint:
+        name = name.rpartition(".")[0] + "."  # of the module: a weight that could not be made out is no missing one
+        layer, expert = _LAYER.search(name), _EXPERT.search(name)
+        layers |= {int(layer[0])} if layer else set()
+        if expert:
+            experts[name[: expert.start()], name[expert.end() : -1]].add(int(expert[0]))
+    total = _counted(config, "num_hidden_layers")
+    if layers and total:
+        yield from _missing("layer", "*.layers.{}", layers, total)
+    total = _counted(config, "num_local_experts", "num_experts", "n_routed_experts")
+    total = total or max((1 + max(found) for found in experts.values()), default=0)
+    parts = {part for _, part in experts}
+    for where in dict.fromkeys(where for where, _ in experts):
+        for part in sorted(parts):
+            yield from _missing("expert", f"{where}{{}}{part}", experts.get((where, part), set()), total)
+
+
+def _counted(config: object, *keys: str) -> int:
+    found = [get(config, key) for key in keys]
+    return next((n for n in found if isinstance(n, int) and not isinstance(n, bool) and n > 0), 0)
+
+
+def _missing(kind: str, pattern: str, found: set[int], total: int) -> Iterator[Finding]:
+    lacking = total - sum(index < total for index in found)
+    if lacking:
+        first = next(index for index in count() if index not in found)
+        yield Finding("fault", "missing", pattern.format(first), f"{lacking} of {total} {kind}s are not there")

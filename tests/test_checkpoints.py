@@ -1,0 +1,760 @@
+"""Checkpoints: real tools' files decode to those tools' own values, and malformed files are refused in one line.
+
+MXREF_CHECKPOINTS names a directory of whole checkpoints to run the first tests on besides the small ones.
+"""
+
+import json
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from bits import assert_same_bits
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("safetensors")
+
+from safetensors.torch import load_file, save_file
+
+import mxref
+from mxref.checkpoints import CheckpointError, QuantizedWeight, inspect_checkpoint, load_checkpoint
+from mxref.checkpoints.dialects import declared
+from mxref.checkpoints.files import INDEX, Shards
+
+DATA = Path(__file__).parent / "data" / "checkpoints"
+ROOTS = [DATA, *([Path(os.environ["MXREF_CHECKPOINTS"])] if os.environ.get("MXREF_CHECKPOINTS") else [])]
+FOUND = [path.parent for root in ROOTS for path in sorted(root.glob("*/model.safetensors"))]
+GOLDEN = [path for path in FOUND if (path / "golden_dequant.safetensors").exists()]
+EXPERT = "model.layers.0.mlp.experts.0"
+CT, MODELOPT, QUARK = (
+    DATA / "llmcompressor-nvfp4-qwen3moe",
+    DATA / "modelopt-nvfp4-qwen3moe",
+    DATA / "quark-mxfp6_e2m3-qwen3moe",
+)
+
+# What each checkpoint is: dialect, scheme, recipe, direction of its input scales.
+KINDS = {
+    "base-gptoss": ("plain", "plain", None, None),
+    "base-mixtral": ("plain", "plain", None, None),
+    "base-qwen3moe": ("plain", "plain", None, None),
+    "gptoss_layout-mxfp4-gptoss": ("gpt-oss", "w_mxfp4", "ocp", None),
+    "llmcompressor-mxfp4-qwen3moe": ("compressed-tensors", "w_mxfp4_a_mxfp4", "ocp_even", None),
+    "llmcompressor-mxfp8-qwen3moe": ("compressed-tensors", "w_mxfp8_e4m3_a_mxfp8_e4m3", "ocp_even", None),
+    "llmcompressor-nvfp4-gptoss": ("compressed-tensors", "w_nvfp4_a_nvfp4", "vllm_torch", "divide"),
+    "llmcompressor-nvfp4-mixtral": ("compressed-tensors", "w_nvfp4_a_nvfp4", "vllm_torch", "divide"),
+    "llmcompressor-nvfp4-qwen3moe": ("compressed-tensors", "w_nvfp4_a_nvfp4", "vllm_torch", "divide"),
+    "llmcompressor-nvfp4a16-qwen3moe": ("compressed-tensors", "w_nvfp4", "vllm_torch", None),
+    "modelopt-mxfp4-qwen3moe": ("modelopt", "w_mxfp4", "ocp_rceil", None),
+    "modelopt-nvfp4-gptoss": ("modelopt", "w_nvfp4_a_nvfp4", "nvidia", "multiply"),
+    "modelopt-nvfp4-qwen3moe": ("modelopt", "w_nvfp4_a_nvfp4", "nvidia", "multiply"),
+    "quark-mxfp4-qwen3moe": ("quark", "w_mxfp4_a_mxfp4", "quark_even", None),
+    "quark-mxfp4_mxfp6_e2m3-qwen3moe": ("quark", "w_mxfp4_a_mxfp6_e2m3", "quark_even", None),
+    "quark-mxfp6_e2m3-qwen3moe": ("quark", "w_mxfp6_e2m3_a_mxfp6_e2m3", "quark_even", None),
+    "quark-nvfp4ish-qwen3moe": ("quark", "w_nvfp4_a_nvfp4", "nvidia", "multiply"),
+    "torchao-mxfp4-qwen3moe": ("torchao", "w_mxfp4_a_mxfp4", "ocp_rceil", None),
+}
+
+# ModelOpt's NVFP4 decoder gives +0 for the code of -0: its only difference, on every element with that code.
+NEGATIVE_ZEROS = {
+    DATA / "modelopt-nvfp4-qwen3moe": 375,
+    DATA / "modelopt-nvfp4-gptoss": 324,
+    ROOTS[-1] / "modelopt-nvfp4-qwen3moe": 13_248 if len(ROOTS) > 1 else 375,
+    ROOTS[-1] / "modelopt-nvfp4-gptoss": 19_759 if len(ROOTS) > 1 else 324,
+}
+
+
+def label(path):
+    return f"{path.name}-whole" if path.parent != DATA else path.name
+
+
+def as_golden(tensor, golden):
+    """`[E, out, in]` as the golden values lie, `[E, in, out]`; matrices as they are."""
+    return tensor.transpose(1, 2).contiguous() if golden.ndim == 3 else tensor
+
+
+# real files
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=label)
+def test_weights_decode_to_the_tools_own_values(path):
+    checkpoint = load_checkpoint(path)
+    golden = load_file(path / "golden_dequant.safetensors")
+    negative_zeros = 0
+    for name, expected in golden.items():
+        weight = checkpoint[name]
+        decoded = as_golden(mxref.dequantize(weight.tensor, expected.dtype), expected)
+        if path in NEGATIVE_ZEROS:
+            is_negative_zero = as_golden(weight.tensor.codes, expected) == 0b1000
+            negative_zeros += int(is_negative_zero.sum())
+            decoded = torch.where(is_negative_zero, 0.0, decoded)
+        assert_same_bits(decoded, expected, name)
+    assert negative_zeros == NEGATIVE_ZEROS.get(path, 0)
+    of_layer_0 = {name for name in checkpoint.quantized if ".layers.0." in name}
+    assert set(golden) == of_layer_0
+
+
+@pytest.mark.parametrize("path", FOUND, ids=label)
+def test_what_a_checkpoint_is(path):
+    dialect, scheme, recipe, direction = KINDS[path.name]
+    checkpoint = load_checkpoint(path)
+    assert (checkpoint.dialect, checkpoint.scheme) == (dialect, scheme)
+    for name in checkpoint.quantized:
+        weight = checkpoint[name]
+        assert (weight.tensor.recipe.name, weight.input_direction) == (recipe, direction)
+        assert (weight.input_scale is None) == (direction is None)
+        divides = path.name.startswith("llmcompressor-nvfp4")
+        assert weight.tensor.recipe.tensor_scale_direction == ("divide" if divides else "multiply")
+        assert weight.tensor.axis == -1
+
+
+@pytest.mark.parametrize("path", FOUND, ids=label)
+def test_every_tensor_is_read_once_and_kept_as_it_is(path, monkeypatch):
+    stored = load_file(path / "model.safetensors")
+    reads = []
+    read = Shards.read
+    monkeypatch.setattr(Shards, "read", lambda self, name: reads.append(name) or read(self, name))
+    checkpoint = load_checkpoint(path)
+    assert reads == []
+    for name, value in checkpoint.items():
+        if not isinstance(value, QuantizedWeight):
+            assert_same_bits(value, stored[name], name)
+            continue
+        assert value.name == name
+        for part, kind in ((value.input_scale, "input"), (value.tensor.tensor_scale, "weight")):
+            if part is not None:
+                names = [
+                    n for n in stored if n.startswith(name.removesuffix(".weight")) and kind in n and stored[n].numel() == 1
+                ]
+                assert_same_bits(part, stored[names[0]].reshape(()), name)
+    assert sorted(reads) == sorted(stored)
+    assert set(checkpoint.quantized) | set(checkpoint.plain) == set(checkpoint)
+
+
+@pytest.mark.parametrize("path", [path for path in FOUND if path.name == "quark-nvfp4ish-qwen3moe" and path.parent == DATA])
+def test_the_tensor_scale_without_a_decompressor_is_the_originals_amax_over_2688_and_multiplies(path):
+    checkpoint = load_checkpoint(path)
+    for name, amax in load_file(path / "golden_amax.safetensors").items():
+        tensor = checkpoint[name].tensor
+        assert_same_bits(tensor.tensor_scale, amax / torch.tensor(2688.0), name)
+        assert tensor.recipe.tensor_scale_direction == "multiply"
+        assert mxref.dequantize(tensor).abs().max() <= amax
+
+
+@pytest.mark.parametrize("name", ["gptoss_layout-mxfp4-gptoss", "modelopt-nvfp4-gptoss"])
+def test_interleaved_rows_become_gate_rows_then_up_rows(name):
+    checkpoint = load_checkpoint(DATA / name)
+    weight = checkpoint["model.layers.0.mlp.experts.gate_up_proj"]
+    values = mxref.dequantize(weight.tensor)
+    assert weight.rows == "interleaved" and weight.tensor.shape == (2, 8, 128)
+    assert_same_bits(mxref.dequantize(weight.concatenated().tensor), torch.cat([values[:, 0::2], values[:, 1::2]], dim=1))
+    assert weight.concatenated().rows == "concatenated"
+    down = checkpoint["model.layers.0.mlp.experts.down_proj"]
+    assert down.rows is None and down.concatenated() is down
+
+
+def test_a_single_file_takes_the_config_beside_it():
+    whole, file = load_checkpoint(CT), load_checkpoint(CT / "model.safetensors")
+    assert file.dialect == whole.dialect and list(file) == list(whole)
+
+
+def test_importing_the_package_imports_no_safetensors():
+    script = "import sys, mxref.checkpoints\nprint('safetensors' in sys.modules, 'transformers' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["False", "False"]
+
+
+# made files
+
+
+def copy(source, destination, change=None, config=None):
+    """A copy of a small checkpoint, its tensors changed by `change(tensors)` in place, its config updated."""
+    shutil.copytree(source, destination, ignore=shutil.ignore_patterns("golden*", INDEX))
+    if change is not None:
+        tensors, metadata = (
+            load_file(destination / "model.safetensors"),
+            Shards([destination / "model.safetensors"]).metadata,
+        )
+        change(tensors)
+        save_file(tensors, destination / "model.safetensors", metadata=metadata)
+    if config is not None:
+        changed = json.loads((destination / "config.json").read_text()) | config
+        (destination / "config.json").write_text(json.dumps(changed))
+    return destination
+
+
+def shard(path, assignment):
+    """Split model.safetensors into shards, by the number that `assignment(name)` gives, with an index."""
+    tensors, metadata = load_file(path / "model.safetensors"), Shards([path / "model.safetensors"]).metadata
+    (path / "model.safetensors").unlink()
+    listed = {name: f"model-{assignment(name)}.safetensors" for name in tensors}
+    for file in set(listed.values()):
+        save_file({name: tensors[name] for name in tensors if listed[name] == file}, path / file, metadata=metadata)
+    (path / INDEX).write_text(json.dumps({"weight_map": listed}))
+    return listed
+
+
+def quark_config(dtype, group_size, **others):
+    spec = {"weight": {"dtype": dtype, "group_size": group_size}, "input_tensors": None}
+    return {"quantization_config": {"quant_method": "quark", "global_quant_config": spec, **others}}
+
+
+MADE = {
+    "quark": ("mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3"),
+    "modelopt": ("mxfp4", "mxfp8_e4m3"),
+    "compressed-tensors": ("mxfp4", "mxfp8_e4m3"),
+    "torchao": ("mxfp4", "mxfp8_e4m3", "mxfp8_e5m2"),
+}
+
+
+def write_mx(path, dialect, q, format):
+    """One weight `m.q_proj.weight` as `dialect` stores it."""
+    codes = q.packed.view({"mxfp8_e4m3": torch.float8_e4m3fn, "mxfp8_e5m2": torch.float8_e5m2}.get(format, torch.uint8))
+    names = ("weight", "weight_scale")
+    scales, metadata, config = q.scales, None, {"quantization_config": {"quant_method": dialect}}
+    if dialect == "torchao":
+        names = ("_weight_qdata", "_weight_scale")
+        scales = mxref.to_layout(scales, "tile_128x4").reshape(-1, 16)
+        dtype = str(codes.dtype).removeprefix("torch.") if codes.dtype != torch.uint8 else "float4_e2m1fn_x2"
+        data = {"elem_dtype": {"_data": dtype}, "block_size": 32, "is_swizzled_scales": True}
+        metadata = {"m.q_proj.weight": json.dumps({"_type": "MXTensor", "_data": data})}
+    elif dialect == "quark":
+        config = quark_config(format.removeprefix("mx"), 32)
+    elif dialect == "compressed-tensors" and format == "mxfp4":
+        names = ("weight_packed", "weight_scale")
+    path.mkdir()
+    tensors = {f"m.q_proj.{name}": part.contiguous() for name, part in zip(names, (codes, scales))}
+    save_file(tensors, path / "model.safetensors", metadata=metadata)
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+@pytest.mark.parametrize("dialect,format", [(dialect, format) for dialect, formats in MADE.items() for format in formats])
+def test_every_layout_gives_back_what_was_stored(dialect, format, tmp_path, rng):
+    x = torch.from_numpy(rng.standard_normal((130, 96), dtype="float32"))
+    q = mxref.quantize(x, format)
+    tensor = load_checkpoint(write_mx(tmp_path / "made", dialect, q, format))["m.q_proj.weight"].tensor
+    assert tensor.format.name == format
+    assert_same_bits(tensor.packed, q.packed)
+    assert_same_bits(tensor.scales, q.scales)
+
+
+def test_quark_layers_may_have_formats_of_their_own(tmp_path, rng):
+    q = mxref.quantize(torch.from_numpy(rng.standard_normal((4, 64), dtype="float32")), "mxfp6_e3m2")
+    path = write_mx(tmp_path / "made", "quark", q, "mxfp6_e3m2")
+    layers = {"layer_quant_config": {"*.q_proj": {"weight": {"dtype": "fp6_e3m2", "group_size": 32}}}}
+    (path / "config.json").write_text(json.dumps(quark_config("fp6_e2m3", 32, **layers)))
+    assert load_checkpoint(path).formats == ("mxfp6_e3m2",)
+    (path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "quark"}}))
+    with pytest.raises(CheckpointError, match="fit all of mxfp6_e2m3, mxfp6_e3m2"):
+        load_checkpoint(path)
+
+
+def test_a_stack_of_experts_keeps_a_tensor_scale_for_each(tmp_path):
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+
+    def change(tensors):
+        tensors[f"{name}_weight_scale_2"] = torch.tensor([0.5, 2.0])
+        tensors[f"{name}_input_scale"] = torch.tensor([0.25, 0.125])
+
+    scaled = load_checkpoint(copy(DATA / "modelopt-nvfp4-gptoss", tmp_path / "c", change))[name]
+    unscaled = mxref.BlockTensor(
+        scaled.tensor.packed, 128, scaled.tensor.scales, None, scaled.tensor.format, scaled.tensor.recipe
+    )
+    expected = mxref.dequantize(unscaled) * torch.tensor([0.5, 2.0])[:, None, None]
+    assert_same_bits(mxref.dequantize(scaled.tensor), expected)
+    assert scaled.input_scale.tolist() == [0.25, 0.125]
+
+
+def test_gate_and_up_of_a_stack_may_have_tensor_scales_of_their_own(tmp_path):
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    change = change_at(f"{name}_weight_scale_2", lambda t: torch.tensor([[0.5, 2.0], [1.0, 1.0]]))
+    path = copy(DATA / "modelopt-nvfp4-gptoss", tmp_path / "c", change, config={"model_type": "llama4"})
+    weight = load_checkpoint(path)[name]
+    assert weight.rows == "concatenated"
+    assert weight.tensor.tensor_scale.squeeze().tolist() == [[0.5] * 4 + [2.0] * 4, [1.0] * 8]
+    found = [(f.what, f.name, f.detail) for f in inspect_checkpoint(path).findings]
+    assert found == [("gate and up: tensor scale", f"{name}[0]", "gate's is 0.25 times up's")]
+    path = copy(DATA / "modelopt-nvfp4-gptoss", tmp_path / "interleaved", change)  # whose rows are not gate, then up
+    refused(lambda: load_checkpoint(path), r"weight_scale_2 has shape \[2, 2\]: expected one value, or one an expert")
+
+
+def test_modelopt_names_the_algorithm_of_each_layer(tmp_path, rng):
+    q = mxref.quantize(torch.from_numpy(rng.standard_normal((4, 64), dtype="float32")), "mxfp4")
+    path = write_mx(tmp_path / "made", "modelopt", q, "mxfp4")
+    layers = {"m.q_proj": {"quant_algo": "MXFP4"}, "m.gone_proj": {"quant_algo": "NVFP4"}}
+    settings = {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    (path / "config.json").write_text("{}")
+    (path / "hf_quant_config.json").write_text(json.dumps({"quantization": settings}))
+    inspection = inspect_checkpoint(path)
+    assert (inspection.dialect, inspection.formats) == ("modelopt", ("mxfp4",))
+    assert [(f.severity, f.what, f.name) for f in inspection.findings] == [("fault", "missing", "m.gone_proj")]
+    layers["m.q_proj"]["quant_algo"] = "NVFP4"
+    (path / "hf_quant_config.json").write_text(json.dumps({"quantization": settings}))
+    refused(lambda: load_checkpoint(path), "the config says nvfp4")
+
+
+@pytest.mark.parametrize("source", [CT, DATA / "torchao-mxfp4-qwen3moe"], ids=label)
+def test_shards_give_what_one_file_gives(source, tmp_path):
+    whole = load_checkpoint(source)
+    path = copy(source, tmp_path / "c")
+    shard(path, lambda name: len(name) % 3)  # codes and scales of a weight in different shards
+    sharded = load_checkpoint(path)
+    assert set(sharded) == set(whole)
+    for name, value in sharded.items():
+        if isinstance(value, QuantizedWeight):
+            assert_same_bits(mxref.dequantize(value.tensor), mxref.dequantize(whole[name].tensor), name)
+        else:
+            assert_same_bits(value, whole[name], name)
+
+
+PROMISES = [
+    (
+        "compressed-tensors",
+        {"config_groups": {"g": {"targets": ["Linear"]}}, "ignore": ["lm_head", "re:.*gate$", "re:("]},
+        {"lm_head": False, "a.gate": False, "a.gate_proj": True},
+    ),
+    (
+        "compressed-tensors",
+        {"config_groups": {"g": {"targets": ["re:.*experts.*"]}}},
+        {"a.experts.0.w1": True, "a.q_proj": False},
+    ),
+    (
+        "modelopt",
+        {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"a.q_proj": {"quant_algo": "NVFP4"}}},
+        {"a.q_proj": True, "a.k_proj": False},
+    ),
+    (
+        "modelopt",
+        {"quant_algo": "NVFP4", "exclude_modules": ["*mtp*", "a.b"]},
+        {"x.mtp.q": False, "a.b.c": False, "a.bc": True},
+    ),
+    (
+        "gpt-oss",
+        {"modules_to_not_convert": ["model.layers.*.self_attn"]},
+        {"model.layers.1.self_attn.q_proj": False, "m.experts.down_proj": True, "m.router": False},
+    ),
+]
+
+
+@pytest.mark.parametrize("dialect,config,modules", PROMISES)
+def test_which_modules_a_config_says_are_quantized(dialect, config, modules):
+    says = declared(dialect, config)
+    assert {module: says.promises(module) for module in modules} == modules
+
+
+# malformed files
+
+
+def change_at(name, change):
+    """A change of one tensor; None removes it."""
+
+    def changed(tensors):
+        tensors[name] = change(tensors[name])
+        if tensors[name] is None:
+            del tensors[name]
+
+    return changed
+
+
+PACKED, SCALE = f"{EXPERT}.gate_proj.weight_packed", f"{EXPERT}.gate_proj.weight_scale"
+GLOBAL, INPUT = f"{EXPERT}.gate_proj.weight_global_scale", f"{EXPERT}.gate_proj.input_global_scale"
+BROKEN = {
+    "dtype of codes": (PACKED, lambda t: t.view(torch.int8), "gate_proj.weight_scale: codes I8"),
+    "dtype of scales": (SCALE, lambda t: t.float().to(torch.float8_e5m2), "gate_proj.weight_scale: codes U8 .* F8_E5M2"),
+    "fewer scales": (SCALE, lambda t: t[:, :-1].contiguous(), r"codes U8 \[8, 64\] .* \[8, 7\] do not fit nvfp4"),
+    "more rows": (PACKED, lambda t: torch.cat([t, t]), "do not fit nvfp4"),
+    "flat codes": (PACKED, lambda t: t.flatten(), "do not fit nvfp4"),
+    "no codes": (PACKED, lambda t: None, "gate_proj.weight_scale: scales without codes: expected .*gate_proj.weight_packed"),
+    "no scales": (SCALE, lambda t: None, "gate_proj.weight_packed: codes without scales: expected .*weight_scale"),
+    "no tensor scale": (GLOBAL, lambda t: None, "gate_proj.weight_global_scale is missing"),
+    "two tensor scales": (GLOBAL, lambda t: t.expand(2).contiguous(), r"weight_global_scale has shape \[2\]"),
+    "dtype of the tensor scale": (GLOBAL, lambda t: t.double(), "weight_global_scale has dtype F64"),
+    "dtype of the input scale": (INPUT, lambda t: t.half(), "input_global_scale has dtype F16"),
+}
+VALUES = {
+    "zero tensor scale": (GLOBAL, lambda t: t * 0, "gate_proj.weight: tensor_scale holds 0.0"),
+    "NaN tensor scale": (GLOBAL, lambda t: t * torch.nan, "gate_proj.weight: tensor_scale holds nan"),
+    "negative scale": (SCALE, lambda t: (-t.float()).to(t.dtype), "gate_proj.weight: scales holds codes with the sign bit"),
+}
+
+
+def refused(call, match):
+    """`call` raises a CheckpointError of one line that matches."""
+    with pytest.raises(CheckpointError, match=match) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_tensors_that_do_not_fit_are_refused_from_their_headers(fault, tmp_path):
+    name, change, message = BROKEN[fault]
+    path = copy(CT, tmp_path / "c", change_at(name, change))
+    refused(lambda: load_checkpoint(path), message)
+
+
+@pytest.mark.parametrize("fault", VALUES)
+def test_values_that_no_weight_can_have_are_refused_on_look_up(fault, tmp_path):
+    name, change, message = VALUES[fault]
+    checkpoint = load_checkpoint(copy(CT, tmp_path / "c", change_at(name, change)))
+    refused(lambda: checkpoint[f"{EXPERT}.gate_proj.weight"], f"model.safetensors: {message.replace('gate', '.*gate', 1)}")
+
+
+def test_a_weight_stored_plain_and_packed_is_refused(tmp_path):
+    def change(tensors):
+        tensors[f"{EXPERT}.gate_proj.weight"] = torch.zeros(8, 128)
+
+    refused(lambda: load_checkpoint(copy(CT, tmp_path / "c", change)), "gate_proj.weight is stored a second time")
+
+
+def test_a_config_that_names_another_format_is_refused():
+    refused(lambda: load_checkpoint(CT, dialect="modelopt"), "scales without codes")
+    config = json.loads((CT / "config.json").read_text())
+    assert config["quantization_config"]["config_groups"]["group_0"]["weights"]["group_size"] == 16
+
+
+def test_formats_of_the_config_and_of_the_tensors_must_agree(tmp_path):
+    config = json.loads((CT / "config.json").read_text())
+    config["quantization_config"]["config_groups"]["group_0"]["weights"]["group_size"] = 32
+    path = copy(CT, tmp_path / "c", config=config)
+    refused(lambda: load_checkpoint(path), "codes U8 .* F8_E4M3 .*: the config says mxfp4")
+
+
+def raw(path, header, data=b""):
+    """A safetensors file of any header."""
+    header = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + data)
+    return path
+
+
+def entry(dtype, shape, start, stop):
+    return {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}
+
+
+HEADERS = {
+    "empty": (b"", b""),
+    "no JSON": (b"{", b""),
+    "a list": (b"[]", b""),
+    "deep": (b'{"a":' * 5000, b""),
+    "shape larger than the bytes": ({"a": entry("U8", [2**40], 0, 4)}, b"1234"),
+    "shape beyond 64 bits": ({"a": entry("U8", [2**40, 2**40], 0, 4)}, b"1234"),
+    "bytes beyond the file": ({"a": entry("U8", [2**40], 0, 2**40)}, b"1234"),
+    "overlap": ({"a": entry("U8", [4], 0, 4), "b": entry("U8", [4], 2, 6)}, b"123456"),
+    "hole": ({"a": entry("U8", [4], 2, 6)}, b"123456"),
+    "unknown dtype": ({"a": entry("U9", [4], 0, 4)}, b"1234"),
+    "negative": ({"a": entry("U8", [-4], 0, 4)}, b"1234"),
+}
+
+
+@pytest.mark.parametrize("fault", HEADERS)
+def test_headers_that_lie_are_refused(fault, tmp_path):
+    path = raw(tmp_path / "x.safetensors", *HEADERS[fault])
+    refused(lambda: load_checkpoint(path, dialect="quark"), "x.safetensors: no safetensors file: ")
+
+
+@pytest.mark.parametrize("length", [0, 7, 8, 500, -1])
+def test_truncated_files_are_refused(length, tmp_path):
+    path = copy(CT, tmp_path / "c")
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:length])
+    refused(lambda: load_checkpoint(path), "model.safetensors: no safetensors file: ")
+
+
+@pytest.mark.parametrize("shapes", [([2**40, 0], [2**40, 0]), ([0, 2**40], [0, 2**36])])
+def test_a_huge_shape_without_bytes_is_no_weight(shapes, tmp_path):
+    names = ("m.q_proj.weight", "m.q_proj.weight_scale")
+    huge = {name: entry("U8", shape, 0, 0) for name, shape in zip(names, shapes)}
+    path = raw(tmp_path / "x.safetensors", huge)
+    refused(lambda: load_checkpoint(path, dialect="quark"), "do not fit mxfp4")
+
+
+INDEXES = {
+    "outside": ("../model-0.safetensors", "names '../model-0.safetensors'"),
+    "absolute": ("/model-0.safetensors", "names '/model-0.safetensors'"),
+    "backslash": ("..\\model-0.safetensors", "expected a .safetensors file of this directory"),
+    "other type": ("config.json", "names 'config.json'"),
+    "missing": ("model-9.safetensors", "names model-9.safetensors, which does not exist"),
+    "in another shard": ("model-1.safetensors", "is in model-1.safetensors, which does not hold it"),
+    "no string": (3, "expected a weight_map"),
+}
+
+
+@pytest.mark.parametrize("fault", INDEXES)
+def test_indexes_that_lie_are_refused(fault, tmp_path):
+    file, message = INDEXES[fault]
+    path = copy(CT, tmp_path / "c")
+    listed = shard(path, lambda name: int(name != PACKED))
+    shutil.copy(path / "model-0.safetensors", tmp_path)
+    (path / INDEX).write_text(json.dumps({"weight_map": listed | {PACKED: file}}))
+    refused(lambda: load_checkpoint(path), message)
+
+
+def test_a_tensor_in_two_shards_is_refused(tmp_path):
+    path = copy(CT, tmp_path / "c")
+    shard(path, lambda name: int(name != PACKED))
+    both = load_file(path / "model-1.safetensors") | load_file(path / "model-0.safetensors")
+    save_file(both, path / "model-1.safetensors")
+    refused(lambda: load_checkpoint(path), f"{PACKED} is in model-[01].safetensors and model-[01].safetensors")
+
+
+def test_an_index_beside_a_whole_file_may_be_stale_but_not_in_part(tmp_path):
+    path = DATA / "quark-mxfp4-qwen3moe"
+    assert set(load_checkpoint(path).notes) == {"input_ids", "logits_bf16_model"}
+    path = copy(CT, tmp_path / "c")
+    tensors = load_file(path / "model.safetensors")
+    save_file({"extra": torch.zeros(1)}, path / "other.safetensors")
+    listed = dict.fromkeys(tensors, "model.safetensors") | {"extra": "other.safetensors", "lost": "gone.safetensors"}
+    (path / INDEX).write_text(json.dumps({"weight_map": listed}))
+    refused(lambda: load_checkpoint(path), "names gone.safetensors, which does not exist")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"quantization_config": 3}', "[" * 100_000, '{"a": ' + "1" * 5000 + "}"])
+def test_configs_that_are_none_are_refused(text, tmp_path):
+    path = copy(CT, tmp_path / "c")
+    (path / "config.json").write_text(text)
+    refused(lambda: load_checkpoint(path), "config.json: ")
+
+
+def test_bad_use_is_refused(tmp_path):
+    for path, dialect, message in [
+        (tmp_path / "nowhere", None, "expected a checkpoint directory"),
+        (tmp_path, None, "holds neither"),
+        (CT, "gguf", "dialect='gguf': expected one of plain, compressed-tensors"),
+    ]:
+        with pytest.raises(ValueError, match=message) as caught:
+            load_checkpoint(path, dialect=dialect)
+        assert not isinstance(caught.value, CheckpointError)
+    shutil.copy(CT / "model.safetensors", tmp_path / "alone.safetensors")
+    with pytest.raises(ValueError, match="no config.json says how weights are stored: give dialect="):
+        load_checkpoint(tmp_path / "alone.safetensors")
+    assert load_checkpoint(tmp_path / "alone.safetensors", dialect="compressed-tensors").formats == ("nvfp4",)
+    path = copy(CT, tmp_path / "c", config={"quantization_config": {"quant_method": "gptq"}})
+    with pytest.raises(ValueError, match="quant_method='gptq' in the config"):
+        load_checkpoint(path)
+
+
+def loads_or_refuses(path):
+    """Read everything, or be refused in a line; anything else is a crash."""
+    try:
+        for value in load_checkpoint(path).values():
+            if isinstance(value, QuantizedWeight):
+                mxref.dequantize(value.tensor)
+        inspect_checkpoint(path)
+    except ValueError as refusal:
+        assert "\n" not in str(refusal)
+
+
+SMALL = [CT, DATA / "torchao-mxfp4-qwen3moe", DATA / "gptoss_layout-mxfp4-gptoss", DATA / "modelopt-nvfp4-gptoss"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_no_corruption_of_a_header_crashes(data, tmp_path_factory):
+    path = tmp_path_factory.mktemp("fuzz") / "c"
+    copy(data.draw(st.sampled_from(SMALL)), path)
+    content = bytearray((path / "model.safetensors").read_bytes())
+    length = struct.unpack("<Q", content[:8])[0] + 8
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, length - 1))] = data.draw(st.sampled_from(b'0123456789{}[],:"UF8_abx\xff\x00'))
+    (path / "model.safetensors").write_bytes(content)
+    loads_or_refuses(path)
+    shutil.rmtree(path)
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 2**70)
+    | st.floats()
+    | st.sampled_from(["", "re:(", "fp4", "NVFP4", "float"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["weight", "dtype", "_data", "a.b"]), inner),
+    max_leaves=5,
+)
+
+
+def spots(found, path=()):
+    """Every place in a JSON value."""
+    yield path
+    inner = found.items() if isinstance(found, dict) else enumerate(found) if isinstance(found, list) else ()
+    for key, value in inner:
+        yield from spots(value, (*path, key))
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_no_corruption_of_a_config_crashes(data, tmp_path_factory):
+    path = tmp_path_factory.mktemp("fuzz") / "c"
+    copy(data.draw(st.sampled_from([*SMALL, MODELOPT, QUARK])), path)
+    config = json.loads((path / "config.json").read_text())
+    *place, last = data.draw(st.sampled_from([spot for spot in spots(config) if spot]))
+    at = config
+    for key in place:
+        at = at[key]
+    at[last] = data.draw(JSON)
+    (path / "config.json").write_text(json.dumps(config))
+    loads_or_refuses(path)
+    shutil.rmtree(path)
+
+
+# inspect
+
+
+@pytest.mark.parametrize("path", FOUND, ids=label)
+def test_real_checkpoints_have_no_fault(path):
+    inspection = inspect_checkpoint(path)
+    assert inspection.faults == ()
+    expected = {"gate and up: tensor scale"} if "nvfp4ish" in path.name else set()
+    expected |= {"index"} if (path / INDEX).exists() else set()
+    assert {finding.what for finding in inspection.findings} == expected
+    assert (inspection.dialect, inspection.scheme) == KINDS[path.name][:2]
+    whole = path.parent != DATA
+    experts = 0 if path.name == "base-gptoss" else 8 if whole else 2  # fused and not quantized: a name tells no number
+    assert (inspection.layers, inspection.experts) == (1 + whole, experts)
+
+
+WEIGHT = f"{EXPERT}.gate_proj.weight"
+PLANTED = {
+    "NaN block scales": (CT, SCALE, lambda t: set_bytes(t, 0x7F), "fault", WEIGHT, "3 of 64"),
+    "input scale": (CT, INPUT, lambda t: t * 0, "fault", WEIGHT, "0.0: an input never seen"),
+    "input scale, infinite": (CT, INPUT, lambda t: t * torch.inf, "fault", WEIGHT, "inf"),
+    "input scale, missing": (CT, INPUT, lambda t: None, "fault", WEIGHT, "missing"),
+    "implausible weights": (CT, GLOBAL, lambda t: 1 / t, "fault", WEIGHT, r"divides, 0\.\d+ the other way"),
+    "implausible weights, ModelOpt": (
+        MODELOPT,
+        f"{EXPERT}.gate_proj.weight_scale_2",
+        lambda t: 1 / t,
+        "fault",
+        WEIGHT,
+        r"multiplies, 0\.\d+ the other way",
+    ),
+    "gate and up: tensor scale": (CT, GLOBAL, lambda t: t * 2, "warning", WEIGHT, "gate's is 2 times up's"),
+    "gate and up: input scale": (CT, INPUT, lambda t: t * 4, "warning", WEIGHT, "gate's is 4 times up's"),
+    "all zero": (CT, PACKED, lambda t: t * 0, "warning", WEIGHT, ""),
+    "layout": (CT, SCALE, lambda t: t[:, 1:].contiguous(), "fault", SCALE, "do not fit"),
+    "values": (CT, GLOBAL, lambda t: -t, "fault", WEIGHT, "tensor_scale holds -"),
+}
+
+
+def set_bytes(scales, code):
+    """The first three scales with a byte of the caller's."""
+    scales.view(torch.uint8).view(-1)[:3] = code
+    return scales
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_inspect_finds_a_planted_fault(fault, tmp_path):
+    source, name, change, severity, where, detail = PLANTED[fault]
+    inspection = inspect_checkpoint(copy(source, tmp_path / "c", change_at(name, change)))
+    found = [f for f in inspection.findings if f.what == fault.split(",")[0] and f.name == where]
+    assert len(found) == 1 and found[0].severity == severity, inspection.findings
+    assert re.search(detail, found[0].detail)
+    others = [f for f in inspection.faults if f is not found[0]]
+    assert others == []
+
+
+def test_inspect_finds_what_is_missing_and_what_is_unknown(tmp_path):
+    def change(tensors):
+        for name in [name for name in tensors if ".experts.1.up_proj" in name]:
+            del tensors[name]
+        tensors["model.layers.0.mlp.experts.0.up_proj.g_idx"] = torch.zeros(3, dtype=torch.uint8)
+        tensors["model.layers.0.mlp.shared.weight_scale_2"] = torch.ones(())
+        tensors["model.layers.0.self_attn.q_proj.weight"] = torch.ones(8, 128)
+        tensors["model.layers.0.mlp.extra_proj.weight"] = torch.ones(8, 128)
+
+    path = copy(CT, tmp_path / "c", change, config={"num_hidden_layers": 10**12, "num_local_experts": 10**12})
+    config = json.loads((path / "config.json").read_text())
+    config["quantization_config"]["ignore"].remove("model.layers.0.self_attn.k_proj")
+    (path / "config.json").write_text(json.dumps(config))
+    faults = {(f.what, f.name): f.detail for f in inspect_checkpoint(path).faults}
+    assert faults.pop(("missing", "*.layers.1")) == "999999999999 of 1000000000000 layers are not there"
+    missing = {name: detail for (what, name), detail in faults.items() if what == "missing"}
+    experts = "model.layers.0.mlp.experts"
+    assert missing == {
+        f"{experts}.2.down_proj": "999999999998 of 1000000000000 experts are not there",
+        f"{experts}.2.gate_proj": "999999999998 of 1000000000000 experts are not there",
+        f"{experts}.1.up_proj": "999999999999 of 1000000000000 experts are not there",
+    }
+    kinds = {(what, name) for what, name in faults if what != "missing"}
+    assert kinds == {
+        ("unknown tensor", "model.layers.0.mlp.experts.0.up_proj.g_idx"),
+        ("unknown tensor", "model.layers.0.mlp.shared.weight_scale_2"),
+        ("not quantized", "model.layers.0.self_attn.k_proj.weight"),
+        ("not quantized", "model.layers.0.mlp.extra_proj.weight"),
+    }
+
+
+def test_inspect_says_what_short_blocks_and_scaled_float8_are(tmp_path, rng):
+    q = mxref.quantize(torch.from_numpy(rng.standard_normal((4, 40), dtype="float32")), "mxfp4")
+    path = write_mx(tmp_path / "made", "modelopt", q, "mxfp4")
+    tensors = load_file(path / "model.safetensors")
+    tensors |= {"m.o_proj.weight": torch.ones(4, 4).to(torch.float8_e4m3fn), "m.o_proj.weight_scale": torch.ones(())}
+    save_file(tensors, path / "model.safetensors")
+    inspection = inspect_checkpoint(path)
+    assert inspection.faults == ()
+    assert [(f.what, f.name) for f in inspection.findings] == [
+        ("short blocks", "m.q_proj.weight"),
+        ("not in blocks", "m.o_proj.weight"),
+    ]
+
+
+def test_inspect_misses_what_the_header_describes(tmp_path):
+    def change(tensors):
+        for name in [name for name in tensors if "k_proj._weight" in name]:
+            del tensors[name]
+
+    faults = inspect_checkpoint(copy(DATA / "torchao-mxfp4-qwen3moe", tmp_path / "c", change)).faults
+    assert [(f.what, f.name) for f in faults] == [("missing", "model.layers.0.self_attn.k_proj.weight")]
+
+
+# command
+
+
+@pytest.fixture
+def inspect():
+    pytest.importorskip("typer")
+    from typer.testing import CliRunner
+
+    from mxref.cli import app
+
+    return lambda *arguments: CliRunner().invoke(app, ["inspect", *map(str, arguments)])
+
+
+def test_the_command_says_what_a_clean_checkpoint_is(inspect, tmp_path):
+    result = inspect(CT, "--json", tmp_path / "r.json")
+    assert result.exit_code == 0, result.stderr
+    assert "w_nvfp4_a_nvfp4" in result.stdout and "vllm_torch" in result.stdout
+    record = json.loads((tmp_path / "r.json").read_text())
+    assert record["quantized"] == 6 and record["plain"] == 12 and record["findings"] == []
+    assert json.loads(inspect(CT, "--json", "-").stdout) == record
+
+
+def test_the_command_ends_in_1_with_a_fault_and_in_0_with_a_warning(inspect, tmp_path):
+    result = inspect(copy(CT, tmp_path / "fault", change_at(INPUT, lambda t: t * 0)))
+    assert result.exit_code == 1 and "input scale" in result.stdout
+    result = inspect(DATA / "quark-nvfp4ish-qwen3moe")
+    assert result.exit_code == 0 and "gate and up" in result.stdout
+    path = copy(CT, tmp_path / "short")
+    (path / "model.safetensors").write_bytes(b"")
+    result = inspect(path)
+    assert result.exit_code == 1 and "no safetensors file" in result.stdout
+
+
+def test_the_command_ends_in_2_on_bad_use(inspect, tmp_path):
+    for arguments in ([tmp_path / "nowhere"], [tmp_path], [CT, "--dialect", "gguf"]):
+        result = inspect(*arguments)
+        assert result.exit_code == 2 and result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+
+
+def test_the_command_shows_some_of_many_findings_and_keeps_brackets(inspect, tmp_path):
+    def change(tensors):
+        for index in range(20):
+            tensors[f"x.[bold]{index}"] = torch.zeros(1, dtype=torch.uint8)
+
+    result = inspect(copy(CT, tmp_path / "c", change))
+    assert result.exit_code == 1 and "... and 12 more" in result.stdout and "x.[bold]0" in result.stdout
