@@ -157,7 +157,9 @@ def test_the_commands():
         refused = command("verify", *bad)
         assert refused.exit_code == 2 and refused.stderr.startswith("error: ") and refused.stderr.count("\n") == 1, bad
     listed = json.loads(run("kernels", "--json", "-").stdout)
-    assert {row["backend"] for row in listed} == {"inductor", "triton"} and {"qdq", "encode"} <= {row["op"] for row in listed}
+    assert {row["backend"] for row in listed} == {"inductor", "triton"} and {"qdq", "encode"} <= {
+        row["op"] for row in listed
+    }
     assert all(row.keys() >= {"formats", "dtypes", "devices", "contract", "here", "refuses"} for row in listed)
     assert [row["refuses"] for row in listed if row["op"] == "encode"] == [["e8m0 is a scale format"]]
 
