@@ -16,7 +16,7 @@ from mxref.grid import Grid
 from mxref.orders import ENCODE_ORDERS, TensorScale
 from mxref.packing import check_packed, pack_codes, unpack_codes
 from mxref.recipes import Recipe, resolve_recipe
-from mxref.registry import op
+from mxref.registry import op, op_without_gradient
 
 TENSOR_SCALES = ("none", "per_tensor", "per_row", "per_expert")
 GRADIENTS = ("straight_through", "clipped")
@@ -48,8 +48,10 @@ class BlockTensor:
         check_codes("scales", self.scales, self.format.scale)
         if any(isinstance(part, torch.Tensor) and part.device != self.device for part in (self.scales, self.tensor_scale)):
             raise ValueError(f"packed is on {self.device}, scales or tensor_scale elsewhere: expected one device")
-        shape = [*self.packed.shape[:-1], self.length]  # the blocked axis last; as many axes as the logical shape
-        object.__setattr__(self, "axis", _blocked_axis("codes", shape, self.axis, self.recipe))
+        stored = [*self.packed.shape[:-1], self.length]
+        check_number("axis", self.axis, -self.ndim, self.ndim - 1, f"an axis of codes {stored}, an int")
+        object.__setattr__(self, "axis", self.axis if self.axis < 0 else self.axis - self.ndim)
+        _blocked_axis("codes", self.shape, self.axis, self.recipe)
         expected = self._grid.scale_shape
         if tuple(self.scales.shape) != expected:
             raise ValueError(f"scales has shape {list(self.scales.shape)}: codes {list(self.shape)} need {list(expected)}")
@@ -112,6 +114,8 @@ class BlockTensor:
         """Part of the first axis, e.g. one expert of `[E, N, K]` or some rows of `[M, K]`."""
         if isinstance(index, bool) or not isinstance(index, (int, slice, torch.Tensor)):
             raise TypeError(f"index {index!r}: expected an int, a slice or a tensor of indices, for the first axis alone")
+        if isinstance(index, torch.Tensor) and index.dtype == torch.bool and index.ndim != 1:
+            raise IndexError(f"index is a mask of {index.ndim} axes: expected one, for the first axis alone")
         if self.ndim + self.axis == 0 or (self.recipe.block_rows > 1 and self.ndim == 2):
             raise IndexError("the first axis is a blocked one: its blocks cannot be taken apart")
         packed, scale = self.packed[index], self.tensor_scale
@@ -124,6 +128,8 @@ class BlockTensor:
 
     def to(self, device: str | torch.device) -> "BlockTensor":
         """The same tensor on `device`."""
+        if not isinstance(device, (str, int, torch.device)):
+            raise TypeError(f"device has type {type(device).__name__}: expected a torch.device or its name")
         scale = None if self.tensor_scale is None else self.tensor_scale.to(device)
         return self._with(self.packed.to(device), self.scales.to(device), scale)
 
@@ -138,7 +144,7 @@ class BlockTensor:
         )
 
 
-@op
+@op_without_gradient
 def quantize(
     x: torch.Tensor,
     format: str | BlockFormat,
@@ -374,7 +380,7 @@ def check_quantize(x, format, recipe, tensor_scale, axis, seed) -> QuantizeCall:
         tensor_scale = check_tensor_scale(tensor_scale, grid, format).to(x.device)
     elif format.tensor_scale:
         tensor_scale = "per_tensor"
-    return QuantizeCall(x.detach(), grid, format, recipe, tensor_scale, seed)
+    return QuantizeCall(x.detach().resolve_neg(), grid, format, recipe, tensor_scale, seed)
 
 
 def _plan(call: QuantizeCall, row_ids: torch.Tensor | None = None) -> _Plan:
@@ -425,7 +431,7 @@ def fit_tensor_scale(given: torch.Tensor, grid: Grid) -> torch.Tensor:
         given = given.repeat_interleave(sizes[1] // 2, dim=1)  # gate rows, then up rows
     if axes in (2, 3) and axis == -1 and given.shape == sizes[:-1]:
         given = given[..., None]
-    if axes >= 3 and given.shape == sizes[:1]:
+    if axes >= 3 and axis != -axes and given.shape == sizes[:1]:
         return given.reshape(-1, *[1] * (axes - 1))
     if given.ndim == axes and given.shape[axis] == 1 and all(a in (1, n) for a, n in zip(given.shape, sizes)):
         return given

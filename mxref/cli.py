@@ -458,17 +458,29 @@ def _kernel_facts(op: str, backend: str) -> dict[str, str | list[str]]:
     facts = {**dict.fromkeys(_KERNEL_COLUMNS, "-"), "op": op, "backend": backend, "refuses": []}
     try:
         kernel = registry.kernel(op, backend)
-    except (RuntimeError, ValueError) as broken:
-        return {**facts, "here": str(broken)}
+        here = kernel.requires() or "runs"
+    except Exception as broken:  # a package's fault, to be listed like any other
+        return {**facts, "here": f"{type(broken).__name__}: {broken}"}
     return {
         **facts,
         "formats": "any" if kernel.formats is None else ", ".join(kernel.formats),
         "dtypes": ", ".join(str(dtype).removeprefix("torch.") for dtype in kernel.dtypes),
         "devices": ", ".join(kernel.devices),
         "contract": kernel.contract,
-        "here": kernel.requires() or "runs",
+        "here": here,
         "refuses": refusals(kernel),
     }
+
+
+def _check_loads(backend: str) -> None:
+    """End with bad usage if a kernel of `backend` cannot be loaded."""
+    from mxref import registry
+
+    try:
+        if backend in registry.backends():
+            registry.kernels(backend)
+    except RuntimeError as broken:
+        _fail(" ".join(str(broken).split()))
 
 
 @app.command("verify")
@@ -504,6 +516,7 @@ def verify_command(
     for option, path in (("--json", json_file), ("--html", html_file)):
         if path not in (None, "-") and not Path(path).absolute().parent.is_dir():
             _fail(f"{option}={str(path)!r}: its directory does not exist")
+    _check_loads(backend)
     with _usage_errors(), _progress_bar("cases") as on_progress:
         if case is not None:
             if ops is None:

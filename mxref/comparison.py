@@ -1,5 +1,6 @@
 """Comparing results as bits: shape, dtype and every bit, NaN included; the one helper for kernels, tests and conformance."""
 
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -34,6 +35,12 @@ def difference(actual: Any, expected: Any) -> str | None:
     >>> difference(torch.tensor([1.0, -0.0]), torch.tensor([1.0, 0.0]))
     '1 of 2 values differ in their bits\\n  [1]: got 0x80000000 (-0.0), expected 0x00000000 (0.0)'
     """
+    if type(actual) is not type(expected) and not isinstance(expected, (torch.Tensor, tuple)):
+        return f"got a {type(actual).__name__}, expected a {type(expected).__name__}"
+    for field in fields(expected) if is_dataclass(expected) else ():
+        values = getattr(actual, field.name), getattr(expected, field.name)
+        if not any(isinstance(value, torch.Tensor) for value in values) and values[0] != values[1]:
+            return f"{field.name} is {values[0]}, expected {values[1]}"
     given, wanted = parts(actual), parts(expected)
     if given.keys() != wanted.keys():
         return f"got the parts {list(given)}, expected {list(wanted)}"

@@ -11,7 +11,7 @@ from functools import lru_cache
 import torch
 
 from mxref.formats import FLOAT_BIAS, FLOAT_MANTISSA_BITS, ElementFormat, check_choice, check_number, element_format
-from mxref.registry import op
+from mxref.registry import op, op_without_gradient
 
 ROUNDINGS = ("nearest_even", "toward_zero", "ties_away", "away_from_zero", "stochastic")
 OVERFLOWS = ("saturate", "special")
@@ -22,7 +22,7 @@ INF_BITS = 0x7F800000
 HIDDEN_BIT = 1 << FLOAT_MANTISSA_BITS
 
 
-@op
+@op_without_gradient
 def encode(
     x: torch.Tensor,
     element: str | ElementFormat,

@@ -19,7 +19,7 @@ from mxref.formats import FLOAT_MAX, BlockFormat, block_format, check_choice, ch
 from mxref.functions import exp, gelu_tanh, relu2, sigmoid, silu, swiglu, swiglu_oai
 from mxref.matmul import SEMANTICS, check_bias, check_operand, matmul
 from mxref.recipes import Recipe, resolve_recipe
-from mxref.registry import op
+from mxref.registry import op, op_without_gradient
 
 SCORINGS = ("softmax", "softmax_after_topk", "sigmoid")
 GATE_UP_LAYOUTS = ("concatenated", "interleaved")
@@ -211,7 +211,7 @@ def _activate(products: torch.Tensor, activation: str, gate_up: str) -> torch.Te
     return canonical(how.apply(gate, up, products.dtype).to(products.dtype))
 
 
-@op
+@op_without_gradient
 def activate_quantize(
     hidden: torch.Tensor,
     format: str | BlockFormat,

@@ -66,7 +66,7 @@ def pack_codes(codes: torch.Tensor, bits: int) -> torch.Tensor:
     if bits == 8:
         return codes
     group, word_dtype = _words(bits)
-    length = ceil(codes.shape[-1] * bits / 8)
+    length = -(-codes.shape[-1] * bits // 8)
     codes = rearrange(F.pad(codes, (0, -codes.shape[-1] % group)), "... (n group) -> group ... n", group=group)
     word = codes[0].to(word_dtype)
     for i in range(1, group):
@@ -173,7 +173,7 @@ def check_packed(argument: str, packed: torch.Tensor, bits: int, count: int, cou
     """Raise unless `packed` holds rows of `count` codes and nothing else."""
     _check_bytes(argument, packed, bits)
     check_number(count_argument, count, 0)
-    length = ceil(count * bits / 8)
+    length = -(-count * bits // 8)
     if packed.shape[-1] != length:
         raise ValueError(f"{argument} has {packed.shape[-1]} bytes a row: {count} codes of {bits} bits take {length}")
     spare = length * 8 - count * bits

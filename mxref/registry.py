@@ -104,6 +104,15 @@ _SELECTION: ContextVar[_Selection] = ContextVar("mxref_selection", default=_ENVI
 
 def op(reference: Callable) -> Callable:
     """Mark `reference` as an op: calls go to the selected kernel that takes them, or to `reference`."""
+    return _op(reference, has_gradient=True)
+
+
+def op_without_gradient(reference: Callable) -> Callable:
+    """As `op`, of a function whose result autograd knows no gradient of: a kernel may answer even where it watches."""
+    return _op(reference, has_gradient=False)
+
+
+def _op(reference: Callable, has_gradient: bool) -> Callable:
     name = reference.__name__
     if name in OPS:
         raise ValueError(f"op {name!r} is defined twice")
@@ -114,7 +123,7 @@ def op(reference: Callable) -> Callable:
             return call_in_graph(name, args, kwargs)
         require_subnormals()
         function, selection = reference, _SELECTION.get()
-        if selection.backends and not _records_gradients(args, kwargs):
+        if selection.backends and not (has_gradient and _records_gradients(args, kwargs)):
             kernel, refusals = _choose(name, selection.backends, args, kwargs)
             if kernel is None:
                 _no_kernel(name, refusals, selection.strict)
@@ -125,6 +134,7 @@ def op(reference: Callable) -> Callable:
                 return function(*args, **kwargs)
         return function(*args, **kwargs)
 
+    call.has_gradient = has_gradient
     OPS[name] = call
     return call
 
@@ -157,6 +167,9 @@ def explain_dispatch(op: str | Callable, *args, **kwargs) -> Dispatch:
     """
     name = op if isinstance(op, str) else op.__name__
     _check_op(name)
+    if OPS[name].has_gradient and _records_gradients(args, kwargs):
+        why = "autograd records the call; within it, and without autograd, a kernel may answer"
+        return Dispatch(name, REFERENCE, tuple((backend, why) for backend in _SELECTION.get().backends))
     kernel, refusals = _choose(name, _SELECTION.get().backends, args, kwargs)
     return Dispatch(name, REFERENCE if kernel is None else kernel.backend, tuple(refusals))
 

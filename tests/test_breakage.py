@@ -2,12 +2,15 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import mxref
+from mxref import registry
+from mxref.comparison import difference
 
 R = mxref.RECIPES
 INF = math.inf
@@ -115,3 +118,63 @@ def test_gradients_of_sigmoid_at_zero_and_of_scales():
 def test_conjugate_views():
     x = torch.tensor([1 + 2j, 3 - 4j]).conj().imag
     assert x.is_neg() and mxref.encode(x, "e2m1").tolist() == [12, 6]
+
+
+def test_a_transform_is_checked_along_its_own_axis():
+    recipe = replace(mxref.RECIPES["ocp"], name="rotated", transform=mxref.Hadamard(4))
+    q = mxref.quantize(torch.randn(64, 5), "mxfp4", recipe=recipe, axis=0)
+    again = mxref.BlockTensor.from_codes(q.codes, q.scales, None, "mxfp4", recipe, 0)
+    assert torch.equal(mxref.dequantize(replace(q)), mxref.dequantize(again))
+    short = mxref.quantize(torch.randn(6, 8), "mxfp4", axis=0)
+    with pytest.raises(ValueError, match="the transform needs a multiple of 4 along axis -2"):
+        mxref.BlockTensor(short.packed, 6, short.scales, None, "mxfp4", recipe, 0)
+
+
+def test_a_scale_for_each_index_of_the_blocked_axis_is_refused():
+    with pytest.raises(ValueError, match="tensor_scale has shape"):
+        mxref.quantize(torch.randn(96, 2, 16), "nvfp4", tensor_scale=torch.ones(96), axis=0)
+
+
+def test_a_lazily_negated_tensor_is_read_with_its_sign():
+    x = torch.randn(4, 64)
+    assert torch.equal(mxref.qdq(torch._neg_view(x), "nvfp4"), mxref.qdq(-x, "nvfp4"))
+    assert torch.equal(mxref.quantize(torch._neg_view(x), "mxfp4").packed, mxref.quantize(-x, "mxfp4").packed)
+
+
+def test_to_takes_a_device_alone():
+    q = mxref.quantize(torch.randn(3, 64), "nvfp4")
+    for wrong in (torch.float16, None):
+        with pytest.raises(TypeError, match="device has type"):
+            q.to(wrong)
+
+
+def test_a_mask_of_several_axes_is_no_index():
+    q = mxref.quantize(torch.randn(4, 6, 32), "mxfp4")
+    assert q[torch.tensor([True, False, True, True])].shape == (3, 6, 32)
+    with pytest.raises(IndexError, match="mask of 2 axes"):
+        q[torch.ones(4, 6, dtype=torch.bool)]
+
+
+def test_the_record_of_a_result_is_compared_too():
+    q = mxref.quantize(torch.randn(2, 32), "nvfp4")
+    assert difference(q, replace(q)) is None
+    assert "recipe is" in difference(replace(q, recipe=mxref.RECIPES["vllm_torch"]), q)
+    assert "got a SimpleNamespace" in difference(SimpleNamespace(**vars(q), codes=q.codes), q)
+
+
+def test_a_kernel_answers_for_a_parameter_where_there_is_no_gradient(monkeypatch):
+    called = []
+
+    def quantize(x, format, *, recipe=None, tensor_scale=None, axis=-1, seed=None):
+        called.append(x)
+        with mxref.use():
+            return mxref.quantize(x.detach(), format)
+
+    kernel = registry.Kernel("quantize", "fake", quantize, "bitexact", ("cpu",), (torch.float32,))
+    monkeypatch.setattr(registry, "_offers", lambda: {("quantize", "fake"): None})
+    monkeypatch.setattr(registry, "kernel", lambda op, backend: kernel if op == "quantize" else None)
+    parameter = torch.nn.Parameter(torch.randn(4, 64))
+    with mxref.use("fake"):
+        mxref.quantize(parameter, "mxfp4")
+        assert len(called) == 1 and str(mxref.explain_dispatch("quantize", parameter, "mxfp4")) == "quantize: fake"
+        assert "autograd records" in str(mxref.explain_dispatch("silu", parameter))

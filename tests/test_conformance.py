@@ -137,6 +137,8 @@ def test_unknown_names_are_refused():
         verify(ops=["expp"])
     with pytest.raises(ValueError, match="level=3"):
         verify(level=3)
+    with pytest.raises(ValueError, match="ops is empty"):
+        verify(ops=[])
     with pytest.raises(ValueError, match="workers=0"):
         verify(workers=0)
     with pytest.raises(ValueError, match="backend='nowhere'"):

@@ -66,7 +66,11 @@ def rounds_values(format: BlockFormat, recipe: Recipe) -> bool:
     highest = FLOAT_MANTISSA_BITS + (element.emax if element.kind == "float" else -element.bias)  # of an anchor
     choices = (recipe.rounding, recipe.overflow, recipe.search)
     simple = (
-        choices == ("nearest_even", "saturate", "none") and recipe.negative_zero != "drop_quotient" and highest <= FLOAT_BIAS
+        choices == ("nearest_even", "saturate", "none")
+        and element.mantissa_bits > 0
+        and recipe.zero_block == "zero_code"
+        and recipe.negative_zero != "drop_quotient"
+        and highest <= FLOAT_BIAS
     )
     return simple and (format.scale.is_power_of_two or (recipe.encode_order, recipe.inf) == ("nvidia", "nan"))
 

@@ -79,14 +79,18 @@ class Geometry:
     def words(self, packed: torch.Tensor, bits: int) -> torch.Tensor:
         """Packed codes as int32 where they are one run of memory and every block fills whole words; else as they are."""
         fills = bits < 8 and self.constants["SIZE"] * bits % (96 if bits == 6 else 32) == 0
-        return packed.view(torch.int32) if fills and self.flat(packed) and packed.data_ptr() % 16 == 0 else packed
+        return packed.reshape(-1).view(torch.int32) if fills and self._words_lie_in(packed) else packed
 
     def pairs(self, x: torch.Tensor) -> torch.Tensor:
         """bfloat16 as int32, two a word, where it is one run of memory; else as int16."""
         if x.dtype != torch.bfloat16:
             return x
-        paired = self.flat(x) and self.constants["SIZE"] > 1 and x.data_ptr() % 16 == 0
-        return x.view(torch.int32 if paired else torch.int16)
+        paired = self.constants["SIZE"] > 1 and self._words_lie_in(x)
+        return x.reshape(-1).view(torch.int32) if paired else x.view(torch.int16)
+
+    def _words_lie_in(self, x: torch.Tensor) -> bool:
+        """Whether `x` is one run of memory that int32 words fill."""
+        return self.flat(x) and x.data_ptr() % 16 == 0 and x.storage_offset() * x.element_size() % 4 == 0
 
 
 def _collapsed(x: torch.Tensor, first: int, last: int) -> int | None:

@@ -12,13 +12,15 @@ from accel.triton._blocks import amax_kernel, decode_kernel, encode_kernel, rota
 from accel.triton._constants import element_constants, scale_constants
 from accel.triton._geometry import INTERPRETED, TILE_ELEMENTS, Geometry
 from mxref.blocks import BlockTensor, QuantizeCall
-from mxref.formats import ELEMENT_FORMATS, BlockFormat
+from mxref.formats import ELEMENT_FORMATS, BlockFormat, ElementFormat
 from mxref.grid import Grid
 from mxref.recipes import Hadamard, Recipe
 
 STORED = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.int16}
 DTYPES = tuple(STORED)
 DEVICES = ("cpu",) if INTERPRETED else ("cuda",)
+LARGEST_EXPONENT = 63  # of an element: beyond, a step of its arithmetic leaves float32
+BLOCK_ELEMENTS = 4096
 GROUPS = {4: 2, 6: 4, 8: 1}  # bits of a code to how many fill whole bytes
 
 
@@ -29,8 +31,21 @@ def missing() -> str | None:
     return "no CUDA or ROCm device is available"
 
 
+def element_refusal(element: ElementFormat) -> str | None:
+    """Why the kernels do not take an element format, or None."""
+    if element.kind == "float" and element.mantissa_bits == 0:
+        return f"{element.name} has no mantissa bits"
+    if not 0 <= element.emax <= LARGEST_EXPONENT or not 0 <= element.bias <= LARGEST_EXPONENT:
+        return f"{element.name} has bias {element.bias} and emax {element.emax}: 0 to {LARGEST_EXPONENT} are taken"
+    return None
+
+
 def format_refusal(format: BlockFormat, recipe: Recipe) -> str | None:
     """Why the kernels do not take a format and recipe, or None."""
+    if element_refusal(format.element) is not None:
+        return element_refusal(format.element)
+    if format.block_size * recipe.block_rows > BLOCK_ELEMENTS:
+        return f"blocks of {recipe.block_rows} x {format.block_size} elements: at most {BLOCK_ELEMENTS} are taken"
     if format.block_size & (format.block_size - 1):
         return f"block size {format.block_size} is no power of two"
     if format.scale.is_power_of_two and format.scale != ELEMENT_FORMATS["e8m0"]:

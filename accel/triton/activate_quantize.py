@@ -31,7 +31,7 @@ def activate_quantize(
 ) -> BlockTensor:
     """As `mxref.activate_quantize`."""
     check_activate(hidden, activation, gate_up)
-    hidden = hidden.detach().contiguous()
+    hidden = hidden.detach().resolve_neg().contiguous()
     gate, up = hidden, None
     if ACTIVATIONS[activation].gated:
         width = hidden.shape[-1] // 2

@@ -4,7 +4,7 @@ import torch
 
 from accel.triton._constants import element_constants
 from accel.triton._elementwise import decode_elements_kernel
-from accel.triton._launch import DEVICES, missing, run_flat
+from accel.triton._launch import DEVICES, element_refusal, missing, run_flat
 from mxref.elements import check_codes
 from mxref.formats import ELEMENT_FORMATS, ElementFormat, element_format
 from mxref.registry import Kernel
@@ -28,7 +28,7 @@ def accepts(codes, element) -> str | None:
     element = element_format(element)
     if element.is_power_of_two:
         return None if element == ELEMENT_FORMATS["e8m0"] else f"{element.name} is another power of two than e8m0"
-    return None if element.signed and element.zero else f"{element.name} has no sign or no zero"
+    return element_refusal(element) if element.signed and element.zero else f"{element.name} has no sign or no zero"
 
 
 KERNEL = Kernel("decode", "triton", decode, "bitexact", DEVICES, (torch.uint8,), None, missing, accepts)

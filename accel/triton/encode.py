@@ -4,7 +4,7 @@ import torch
 
 from accel.triton._constants import element_constants
 from accel.triton._elementwise import encode_elements_kernel
-from accel.triton._launch import DEVICES, DTYPES, memory, missing, run_flat
+from accel.triton._launch import DEVICES, DTYPES, element_refusal, memory, missing, run_flat
 from mxref.elements import check_encode
 from mxref.formats import ElementFormat, element_format
 from mxref.registry import Kernel
@@ -22,7 +22,7 @@ def encode(
 ) -> torch.Tensor:
     """As `mxref.encode`."""
     element = check_encode(x, element, rounding, overflow, seed)
-    x = x.detach().contiguous()
+    x = x.detach().resolve_neg().contiguous()
     codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
     constants = {name: value for name, value in element_constants(element).items() if name in CONSTANTS}
     run_flat(
@@ -34,7 +34,7 @@ def encode(
 def accepts(x, element, **others) -> str | None:
     """None, or why not."""
     element = element_format(element)
-    return None if element.signed and element.zero else f"{element.name} is a scale format"
+    return element_refusal(element) if element.signed and element.zero else f"{element.name} is a scale format"
 
 
 KERNEL = Kernel("encode", "triton", encode, "bitexact", DEVICES, DTYPES, None, missing, accepts)

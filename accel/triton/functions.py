@@ -9,9 +9,9 @@ from mxref.registry import Kernel
 
 
 def _run(name: str, x: torch.Tensor, up: torch.Tensor | None = None, alpha: float = 0.0, limit: float = 0.0) -> torch.Tensor:
-    x = x.detach().contiguous()
+    x = x.detach().resolve_neg().contiguous()
     gated = up is not None
-    up = up.detach().contiguous() if gated else x
+    up = up.detach().resolve_neg().contiguous() if gated else x
     out = torch.empty_like(x)
     constants = {"STORED": STORED[x.dtype], "FUNCTION": name, "GATED": gated}
     run_flat(activation_kernel, x, memory(x), memory(up), memory(out), alpha, limit, **constants)

@@ -26,7 +26,10 @@ def qdq(
 def accepts(x, format, *, recipe=None, **others) -> str | None:
     """None, or why not."""
     format = block_format(format)
-    return format_refusal(format, resolve_recipe(recipe, format))
+    recipe = resolve_recipe(recipe, format)
+    if recipe.zero_block == "one" and recipe.tensor_scale_direction == "divide":
+        return f"recipe {recipe.name!r} divides the scale of a block of zeros, which may give 0 times Inf"
+    return format_refusal(format, recipe)
 
 
 KERNEL = Kernel("qdq", "triton", qdq, "bitexact", DEVICES, DTYPES, None, missing, accepts)

@@ -160,6 +160,8 @@ def _block_inputs(format: str) -> Iterator[_Input]:
     yield _Input("axis_1", x, 1, tensor_scales=many)
     yield _Input("transposed", x.transpose(0, 2))
     yield _Input("strided", x[:, ::2, 3:])
+    yield _Input("strided_column", inputs.spread_normal(64, 1, seed=30, dtype=torch.bfloat16), 0)
+    yield _Input("strided_row", inputs.spread_normal(3, 65, seed=31, dtype=torch.bfloat16)[:1, :64])
     yield _Input("strided_in_poison", inputs.in_poison(inputs.spread_normal(7, 77, seed=4, dtype=torch.bfloat16)))
     yield _Input("strided_in_poison-axis_0", inputs.in_poison(inputs.spread_normal(77, 7, seed=4)), 0)
     yield _Input("one_element", torch.full((1, 1), -3.3))

@@ -20,7 +20,7 @@ def refusals(kernel: Kernel) -> list[str]:
         except Exception as problem:  # a fault of the kernel's, to be listed like any other
             reason = f"accepts raises {type(problem).__name__}: {problem}"
         if reason is not None:
-            found[reason] = None
+            found[str(reason)] = None
     return list(found)
 
 

@@ -62,6 +62,8 @@ def verify(
         raise ValueError(f"level={level!r}: expected one of {LEVELS}")
     offered = OPS if backend == REFERENCE else [k.op for k in kernels(backend)]
     chosen = list(offered if ops is None else ops)
+    if not chosen:
+        raise ValueError(f"ops is empty: expected some of {', '.join(op for op in OPS if op in offered)}")
     for op in chosen:
         if op not in OPS or op not in offered:
             raise ValueError(f"op={op!r}: expected one of {', '.join(op for op in OPS if op in offered)}")
