@@ -32,10 +32,16 @@ def evaluation_table(report: dict) -> str:
 
 def speed_table(record: dict) -> str:
     """Medians of a benchmark run as a Markdown table, fastest first, beside the copy of the same run."""
-    medians = {b["extra_info"]["contender"]: 1e3 * b["stats"]["median"] for b in record["benchmarks"]}
-    lines = ["| QDQ of [4096, 4096] float32, CPU | median ms | times a copy |", "|---|--:|--:|"]
-    for name, median in sorted(medians.items(), key=lambda item: item[1]):
-        lines.append(f"| {name} | {median:.0f} | {median / medians['copy']:.1f} |")
+    medians: dict[str, dict[str, float]] = {}
+    for benchmark in record["benchmarks"]:
+        info = benchmark["extra_info"]
+        medians.setdefault(info["contender"], {})[info["dtype"]] = 1e3 * benchmark["stats"]["median"]
+    dtypes = ("float32", "bfloat16")
+    lines = ["| QDQ of [4096, 4096], CPU | " + " | ".join(f"{dtype} ms | times a copy" for dtype in dtypes) + " |"]
+    lines.append("|---|--:|--:|--:|--:|")
+    for name, times in sorted(medians.items(), key=lambda item: item[1]["float32"]):
+        cells = [(f"{times[d]:.0f}", f"{times[d] / medians['copy'][d]:.1f}") if d in times else ("", "") for d in dtypes]
+        lines.append(f"| {name} | " + " | ".join(cell for pair in cells for cell in pair) + " |")
     return "\n".join(lines)
 
 
@@ -46,7 +52,7 @@ def model_sentence(report: dict) -> str:
 
 def machine_sentence(record: dict) -> str:
     machine = record["machine_info"]
-    versions = ", ".join(f"{name} {machine[name]}" for name in ("torch", "torchao", "compressed-tensors"))
+    versions = ", ".join(f"{name} {machine[name]}" for name in ("torch", "torchao", "compressed-tensors", "amd-quark"))
     return f"Medians of one run on {machine['cores']} cores of an {machine['device']}, {versions}"
 
 
