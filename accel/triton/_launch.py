@@ -42,8 +42,9 @@ def element_refusal(element: ElementFormat) -> str | None:
 
 def format_refusal(format: BlockFormat, recipe: Recipe) -> str | None:
     """Why the kernels do not take a format and recipe, or None."""
-    if element_refusal(format.element) is not None:
-        return element_refusal(format.element)
+    refusal = element_refusal(format.element)
+    if refusal is not None:
+        return refusal
     if format.block_size * recipe.block_rows > BLOCK_ELEMENTS:
         return f"blocks of {recipe.block_rows} x {format.block_size} elements: at most {BLOCK_ELEMENTS} are taken"
     if format.block_size & (format.block_size - 1):
