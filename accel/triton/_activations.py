@@ -74,36 +74,56 @@ def relu2(x):
 
 
 @triton.jit
-def swiglu(gate, up):
-    return silu(gate) * up
-
-
-@triton.jit
-def swiglu_oai(gate, up, alpha, limit):
+def swiglu_oai_gate(gate, alpha, limit):
     g = tl.where(gate > limit, limit, gate)
-    u = tl.where(up > limit, limit, up)
-    u = tl.where(u < -limit, -limit, u)
-    return (g * sigmoid(alpha * g)) * (u + 1.0)
+    return g * sigmoid(alpha * g)
 
 
 @triton.jit
-def activate(x, up, alpha, limit, NAME: tl.constexpr, STORED: tl.constexpr):
-    """A function or a gated activation by its name; `silu_rounded_twice` rounds to `STORED` in between."""
-    if NAME == "swiglu":
-        return swiglu(x, up)
+def gate_side(x, alpha, limit, NAME: tl.constexpr, STORED: tl.constexpr):
+    """Float32: all of a function, or what a gated activation makes of its gate; `silu_rounded_twice` rounds to `STORED`."""
+    if NAME == "swiglu" or NAME == "silu":
+        return silu(x)
     elif NAME == "silu_rounded_twice":
-        return widen(narrow(silu(x), STORED)) * up
-    elif NAME == "gelu_tanh_gated":
-        return gelu_tanh(x) * up
+        return widen(narrow(silu(x), STORED))
+    elif NAME == "gelu_tanh" or NAME == "gelu_tanh_gated":
+        return gelu_tanh(x)
     elif NAME == "swiglu_oai":
-        return swiglu_oai(x, up, alpha, limit)
+        return swiglu_oai_gate(x, alpha, limit)
     elif NAME == "exp":
         return exp(x)
     elif NAME == "sigmoid":
         return sigmoid(x)
-    elif NAME == "silu":
-        return silu(x)
-    elif NAME == "gelu_tanh":
-        return gelu_tanh(x)
     else:
         return relu2(x)
+
+
+@triton.jit
+def with_up(side, up, limit, NAME: tl.constexpr):
+    """A gated activation, of what its gate became."""
+    if NAME == "swiglu_oai":
+        u = tl.where(up > limit, limit, up)
+        u = tl.where(u < -limit, -limit, u)
+        return side * (u + 1.0)
+    else:
+        return side * up
+
+
+@triton.jit
+def pattern_of(loaded):
+    """The bits of what was loaded of a 16-bit type, as int32; those of float32 are of no use."""
+    if loaded.dtype == tl.float32:
+        return loaded
+    else:
+        return loaded.to(tl.int16, bitcast=True).to(tl.int32)
+
+
+@triton.jit
+def activate(x, pattern, up, table_ptr, alpha, limit, NAME: tl.constexpr, GATED: tl.constexpr, STORED: tl.constexpr):
+    """Float32: a function or a gated activation. `table_ptr`: what `gate_side` makes of each of the 65,536 values of a
+    16-bit type, to be looked up by `pattern`, or None."""
+    if table_ptr is None:
+        side = gate_side(x, alpha, limit, NAME, STORED)
+    else:
+        side = tl.load(table_ptr + (pattern & 0xFFFF))
+    return with_up(side, up, limit, NAME) if GATED else side

@@ -3,9 +3,9 @@
 import triton
 import triton.language as tl
 
-from accel.triton._activations import activate
+from accel.triton._activations import activate, pattern_of
 from accel.triton._packing import load_codes, store_codes
-from accel.triton._places import exists, find, places
+from accel.triton._places import exists, find, places, run_start
 from accel.triton._tiles import (
     FLOAT_MAX,
     INF,
@@ -19,6 +19,7 @@ from accel.triton._tiles import (
     nan_of,
     narrow,
     narrow_numbers,
+    narrow_or_nan,
     nearest_code,
     quotient_code,
     round_to_code,
@@ -32,36 +33,79 @@ from accel.triton._tiles import (
 
 
 @triton.jit
+def load_words(start, inside, BLOCKS: tl.constexpr, WORDS: tl.constexpr, EIGHT: tl.constexpr):
+    """Int32 words `[BLOCKS, WORDS]` of blocks that are a run of memory; `EIGHT`: eight in a row for each thread."""
+    if not EIGHT:
+        place = tl.arange(0, BLOCKS)[:, None] * WORDS + tl.arange(0, WORDS)[None, :]
+        return tl.load(start + place, mask=inside[:, None], other=0)
+    unit = tl.arange(0, WORDS // 2)
+    place = start + (tl.arange(0, BLOCKS)[:, None] * WORDS + (unit // 4 * 8 + unit % 4)[None, :])
+    low, high = tl.load(place, mask=inside[:, None], other=0), tl.load(place + 4, mask=inside[:, None], other=0)
+    both = tl.permute(tl.reshape(tl.join(low, high), (BLOCKS, WORDS // 8, 4, 2)), (0, 1, 3, 2))
+    return tl.reshape(both, (BLOCKS, WORDS))
+
+
+@triton.jit
+def activated(x, pattern, up, table_ptr, alpha, limit, NAME: tl.constexpr, GATED: tl.constexpr, STORED: tl.constexpr):
+    """`activate`, rounded as it would be stored."""
+    return widen(narrow_or_nan(activate(x, pattern, up, table_ptr, alpha, limit, NAME, GATED, STORED), STORED))
+
+
+@triton.jit
+def load_activated(x_start, up_start, inside, table_ptr, alpha, limit, BLOCKS: tl.constexpr, WORDS: tl.constexpr,
+                   FOURS: tl.constexpr, NAME: tl.constexpr, GATED: tl.constexpr):  # fmt: skip
+    """Activations `[BLOCKS, words, 2]` of the pairs of blocks that are a run of memory; `FOURS`: of every other four words.
+    The first axis of what is loaded lies along memory: so a look-up stays with the threads that have its words."""
+    unit = tl.arange(0, WORDS // 2 if FOURS else WORDS)
+    place = (unit // 4 * 8 + unit % 4 if FOURS else unit)[:, None] + tl.arange(0, BLOCKS)[None, :] * WORDS
+    word = tl.load(x_start + place, mask=inside[None, :], other=0)
+    up = tl.load(up_start + place, mask=inside[None, :], other=0) if GATED else word
+    low, high = float_of(word << 16), float_of(word & -65536)
+    low = activated(low, word, float_of(up << 16), table_ptr, alpha, limit, NAME, GATED, tl.int16)
+    high = activated(high, word >> 16, float_of(up & -65536), table_ptr, alpha, limit, NAME, GATED, tl.int16)
+    return tl.join(tl.trans(low), tl.trans(high))
+
+
+@triton.jit
 def load_values(
-    x_ptr, up_ptr, block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix, stride_k, stride_row, alpha, limit,
-    BLOCKS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.constexpr, FLAT: tl.constexpr,
-    ROWS_FIRST: tl.constexpr, ACTIVATION: tl.constexpr, CODES_OUT: tl.constexpr,
+    x_ptr, up_ptr, table_ptr, block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix, stride_k, stride_row,
+    alpha, limit, BLOCKS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.constexpr, RUN: tl.constexpr,
+    ROWS_FIRST: tl.constexpr, ACTIVATION: tl.constexpr, SIXTEEN: tl.constexpr,
 ):  # fmt: skip
-    """Float32 values of the elements, 0 where there is none; with an activation, of it, rounded as it would be stored.
-    A pointer to int32 is to pairs of bfloat16."""
-    pairs: tl.constexpr = x_ptr.dtype.element_ty == tl.int32
-    if pairs and CODES_OUT and SIZE >= 16:
+    """Float32 values of the elements, 0 where there is none; with an activation, of it. A pointer to int32 is to pairs of
+    bfloat16; `SIXTEEN`: as many of them in a row for each thread, if a block has as many."""
+    plain: tl.constexpr = ACTIVATION == "none"
+    gated: tl.constexpr = not plain and ACTIVATION != "relu2"
+    if x_ptr.dtype.element_ty == tl.int32:
         words: tl.constexpr = SIZE // 2
-        unit = tl.arange(0, words // 2)
-        start = tl.program_id(0).to(tl.int64) * (BLOCKS * words)
-        place = x_ptr + start + (tl.arange(0, BLOCKS)[:, None] * words + (unit // 4 * 8 + unit % 4)[None, :])
-        inside = exists(block, blocks)[:, None]
-        low, high = tl.load(place, mask=inside, other=0), tl.load(place + 4, mask=inside, other=0)
-        both = tl.permute(tl.reshape(tl.join(low, high), (BLOCKS, words // 8, 4, 2)), (0, 1, 3, 2))
-        word = tl.reshape(both, (BLOCKS, words))
-        return tl.reshape(tl.join(float_of(word << 16), float_of(word & -65536)), (BLOCKS, SIZE))
-    offsets, present = places(
-        block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix, stride_k, stride_row, 0, 1,
-        BLOCKS, ROWS, SIZE // 2 if pairs else SIZE, WHOLE, FLAT, ROWS_FIRST,
-    )  # fmt: skip
-    loaded = tl.load(x_ptr + offsets, mask=present, other=0)
-    if pairs:
-        return tl.reshape(tl.join(float_of(loaded << 16), float_of(loaded & -65536)), (BLOCKS, ROWS * SIZE))
-    elif ACTIVATION == "none":
-        return widen(loaded)
+        eight: tl.constexpr = SIXTEEN and words >= 8
+        start, inside = run_start(k_blocks, stride_matrix, BLOCKS, words, RUN), exists(block, blocks)
+        if plain:
+            word = load_words(x_ptr + start, inside, BLOCKS, words, eight)
+            values = tl.join(float_of(word << 16), float_of(word & -65536))
+        else:
+            values = load_activated(
+                x_ptr + start, up_ptr + start, inside, table_ptr, alpha, limit, BLOCKS, words, eight, ACTIVATION, gated
+            )
+            if eight:
+                others = load_activated(
+                    x_ptr + start + 4, up_ptr + start + 4, inside, table_ptr, alpha, limit, BLOCKS, words, True,
+                    ACTIVATION, gated,
+                )  # fmt: skip
+                fours: tl.constexpr = (BLOCKS, words // 8, 4, 2)
+                values = tl.permute(tl.join(tl.reshape(values, fours), tl.reshape(others, fours)), (0, 1, 4, 2, 3))
+        return tl.reshape(values, (BLOCKS, SIZE))
     else:
-        up = widen(tl.load(up_ptr + offsets, mask=present, other=0))
-        return widen(narrow(activate(widen(loaded), up, alpha, limit, ACTIVATION, loaded.dtype), loaded.dtype))
+        offsets, present = places(
+            block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix, stride_k, stride_row, 0, 1,
+            BLOCKS, ROWS, SIZE, WHOLE, RUN, ROWS_FIRST,
+        )  # fmt: skip
+        x = tl.load(x_ptr + offsets, mask=present, other=0)
+        if plain:
+            return widen(x)
+        up = tl.load(up_ptr + offsets, mask=present, other=0) if gated else x
+        stored: tl.constexpr = x_ptr.dtype.element_ty
+        return activated(widen(x), pattern_of(x), widen(up), table_ptr, alpha, limit, ACTIVATION, gated, stored)
 
 
 @triton.jit
@@ -114,6 +158,11 @@ def combined(scale, stored, DIVIDE: tl.constexpr):
 
 
 @triton.jit
+def larger_or_nan(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def sum_in_order(terms, COUNT: tl.constexpr):
     """Sums of rows `[BLOCKS, COUNT]` of numbers >= 0, from the first element to the last."""
     unit = tl.arange(0, COUNT)[None, :]
@@ -138,10 +187,10 @@ def store_values(pointer, offsets, present, poisoned, nan, value, may_be_nan, NA
 
 @triton.jit
 def encode_kernel(
-    x_ptr, up_ptr, out_ptr, scales_ptr, tensor_ptr, stored_ptr, seed, alpha, limit,
+    x_ptr, up_ptr, table_ptr, out_ptr, scales_ptr, tensor_ptr, stored_ptr, seed, alpha, limit,
     blocks, k_blocks, row_blocks, k_size, rows, x_matrix, x_k, x_row, out_size, out_matrix, out_k, out_row,
-    BLOCKS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.constexpr, FLAT: tl.constexpr,
-    FLAT_OUT: tl.constexpr, ROWS_FIRST: tl.constexpr,
+    BLOCKS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.constexpr, RUN: tl.constexpr,
+    RUN_OUT: tl.constexpr, ROWS_FIRST: tl.constexpr, PER_THREAD: tl.constexpr,
     ACTIVATION: tl.constexpr, CODES_OUT: tl.constexpr, STORED: tl.constexpr, SOURCE: tl.constexpr, PER_ROW: tl.constexpr,
     LARGEST: tl.constexpr, POWER_OF_TWO: tl.constexpr, SCALE_NAN: tl.constexpr, SCALE_MAX_CODE: tl.constexpr,
     SCALE_MANTISSA: tl.constexpr, SCALE_LOWEST: tl.constexpr, SCALE_MAX: tl.constexpr, SCALE_UNBIAS: tl.constexpr,
@@ -152,15 +201,16 @@ def encode_kernel(
     RULE: tl.constexpr, ORDER: tl.constexpr, DIVIDE: tl.constexpr, ROUNDING: tl.constexpr, SPECIAL: tl.constexpr,
     INF_POISONS: tl.constexpr, ZERO_SCALE: tl.constexpr, NEGATIVE_ZERO: tl.constexpr, SEARCH: tl.constexpr,
 ):  # fmt: skip
-    """Quantize blocks: packed codes and scales out (`CODES_OUT`), or the values that they decode to."""
+    """Quantize blocks: packed codes and scales out (`CODES_OUT`), or the values that they decode to. `PER_THREAD`:
+    how many elements a thread has."""
     block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
     inside = exists(block, blocks)
     x = load_values(
-        x_ptr, up_ptr, block, blocks, k_blocks, row_blocks, k_size, rows, x_matrix, x_k, x_row, alpha, limit,
-        BLOCKS, ROWS, SIZE, WHOLE, FLAT, ROWS_FIRST, ACTIVATION, CODES_OUT,
+        x_ptr, up_ptr, table_ptr, block, blocks, k_blocks, row_blocks, k_size, rows, x_matrix, x_k, x_row, alpha, limit,
+        BLOCKS, ROWS, SIZE, WHOLE, RUN, ROWS_FIRST, ACTIVATION, CODES_OUT and PER_THREAD >= 16,
     )  # fmt: skip
 
-    amax = tl.max(bits_of(x) & MAGNITUDE, axis=1)
+    amax = bits_of(tl.reduce(tl.abs(x), 1, larger_or_nan))
     poisoned = amax >= INF if INF_POISONS else amax > INF
     amax = tl.where(poisoned, 0, amax)
     exact: tl.constexpr = not POWER_OF_TWO and ORDER == "exact"
@@ -186,7 +236,7 @@ def encode_kernel(
     if ROUNDING == "stochastic":
         index, _ = places(
             block, blocks, k_blocks, row_blocks, k_size, rows, (tl.zeros((), tl.int64) + k_size) * rows,
-            1 if ROWS_FIRST else rows, k_size if ROWS_FIRST else 1, 0, 1, BLOCKS, ROWS, SIZE, WHOLE, False, ROWS_FIRST,
+            1 if ROWS_FIRST else rows, k_size if ROWS_FIRST else 1, 0, 1, BLOCKS, ROWS, SIZE, WHOLE, "none", ROWS_FIRST,
         )  # fmt: skip
         words, _, _, _ = tl.randint4x(seed, index)
 
@@ -262,12 +312,12 @@ def encode_kernel(
         tl.store(scales_ptr + block, scale.to(tl.uint8), mask=inside)
         store_codes(
             out_ptr, code, sign, poisoned, block, blocks, k_blocks, row_blocks, out_size, rows, out_matrix, out_k, out_row,
-            BLOCKS, ROWS, SIZE, WHOLE, FLAT_OUT, ROWS_FIRST, BITS,
+            BLOCKS, ROWS, SIZE, WHOLE, RUN_OUT, ROWS_FIRST, PER_THREAD >= 16, PER_THREAD > 16, BITS,
         )  # fmt: skip
     else:
         offsets, present = places(
             block, blocks, k_blocks, row_blocks, k_size, rows, out_matrix, out_k, out_row, 0, 1, BLOCKS, ROWS, SIZE, WHOLE,
-            FLAT_OUT, ROWS_FIRST,
+            RUN_OUT, ROWS_FIRST,
         )  # fmt: skip
         store_values(out_ptr, offsets, present, poisoned, present, value, may_be_nan, False, STORED)
 
@@ -276,8 +326,8 @@ def encode_kernel(
 def decode_kernel(
     codes_ptr, scales_ptr, tensor_ptr, out_ptr, blocks, k_blocks, row_blocks, k_size, rows,
     codes_size, codes_matrix, codes_k, codes_row, out_matrix, out_k, out_row,
-    BLOCKS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.constexpr, FLAT: tl.constexpr,
-    FLAT_OUT: tl.constexpr, ROWS_FIRST: tl.constexpr,
+    BLOCKS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.constexpr, RUN: tl.constexpr,
+    RUN_OUT: tl.constexpr, ROWS_FIRST: tl.constexpr,
     STORED: tl.constexpr, TENSOR_SCALE: tl.constexpr, PER_ROW: tl.constexpr, DIVIDE: tl.constexpr,
     POWER_OF_TWO: tl.constexpr, SCALE_NAN: tl.constexpr, SCALE_MANTISSA: tl.constexpr, SCALE_MAX: tl.constexpr,
     SCALE_UNBIAS: tl.constexpr,
@@ -289,7 +339,7 @@ def decode_kernel(
     inside = exists(block, blocks)
     word = load_codes(
         codes_ptr, block, blocks, k_blocks, row_blocks, codes_size, rows, codes_matrix, codes_k, codes_row,
-        BLOCKS, ROWS, SIZE, WHOLE, FLAT, ROWS_FIRST, BITS,
+        BLOCKS, ROWS, SIZE, WHOLE, RUN, ROWS_FIRST, BITS,
     )  # fmt: skip
     scale = tl.load(scales_ptr + block, mask=inside, other=0).to(tl.int32)
     poisoned = scale == SCALE_NAN
@@ -310,23 +360,23 @@ def decode_kernel(
     has_nan: tl.constexpr = not INTEGER and MAX_CODE < (1 << (31 - SIGN_SHIFT)) - 1
     offsets, present = places(
         block, blocks, k_blocks, row_blocks, k_size, rows, out_matrix, out_k, out_row, 0, 1, BLOCKS, ROWS, SIZE, WHOLE,
-        FLAT_OUT, ROWS_FIRST,
+        RUN_OUT, ROWS_FIRST,
     )  # fmt: skip
     store_values(out_ptr, offsets, present, poisoned, nan, value, may_be_nan, has_nan, STORED)
 
 
 @triton.jit
 def amax_kernel(
-    x_ptr, up_ptr, amax_ptr, alpha, limit, blocks, k_blocks, row_blocks, k_size, rows, x_matrix, x_k, x_row,
-    BLOCKS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.constexpr, FLAT: tl.constexpr,
+    x_ptr, up_ptr, table_ptr, amax_ptr, alpha, limit, blocks, k_blocks, row_blocks, k_size, rows, x_matrix, x_k, x_row,
+    BLOCKS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.constexpr, RUN: tl.constexpr,
     ROWS_FIRST: tl.constexpr, ACTIVATION: tl.constexpr, PER_ROW: tl.constexpr, ONE_LINE: tl.constexpr,
 ):  # fmt: skip
     """Largest finite magnitude, as float32 bits, of the tensor or of each of its rows along K; over zeros. `ONE_LINE`: the
     blocks of a program lie in one row."""
     block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
     x = load_values(
-        x_ptr, up_ptr, block, blocks, k_blocks, row_blocks, k_size, rows, x_matrix, x_k, x_row, alpha, limit,
-        BLOCKS, ROWS, SIZE, WHOLE, FLAT, ROWS_FIRST, ACTIVATION, False,
+        x_ptr, up_ptr, table_ptr, block, blocks, k_blocks, row_blocks, k_size, rows, x_matrix, x_k, x_row, alpha, limit,
+        BLOCKS, ROWS, SIZE, WHOLE, RUN, ROWS_FIRST, ACTIVATION, False,
     )  # fmt: skip
     magnitude = bits_of(x) & MAGNITUDE
     magnitude = tl.where(magnitude < INF, magnitude, 0)
@@ -342,13 +392,13 @@ def amax_kernel(
 @triton.jit
 def rotate_kernel(
     x_ptr, out_ptr, blocks, k_blocks, row_blocks, k_size, rows, x_matrix, x_k, x_row, out_matrix, out_k, out_row,
-    BLOCKS: tl.constexpr, SIZE: tl.constexpr, FLAT: tl.constexpr, FLAT_OUT: tl.constexpr, STORED: tl.constexpr,
+    BLOCKS: tl.constexpr, SIZE: tl.constexpr, RUN: tl.constexpr, RUN_OUT: tl.constexpr, STORED: tl.constexpr,
     INVERSE: tl.constexpr, NEGATIVE: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """A Hadamard rotation of each `SIZE` = 2^STEPS neighbours along K, or its inverse; bit i of `NEGATIVE`: sign i is -1."""
     block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
     offsets, present = places(
-        block, blocks, k_blocks, row_blocks, k_size, rows, x_matrix, x_k, x_row, 0, 1, BLOCKS, 1, SIZE, True, FLAT, False
+        block, blocks, k_blocks, row_blocks, k_size, rows, x_matrix, x_k, x_row, 0, 1, BLOCKS, 1, SIZE, True, RUN, False
     )
     x = widen(tl.load(x_ptr + offsets, mask=present, other=0))
     sign = tl.where(((tl.full((1, SIZE), NEGATIVE, tl.int64) >> tl.arange(0, SIZE)[None, :]) & 1) == 1, -1.0, 1.0)
@@ -362,7 +412,7 @@ def rotate_kernel(
     if INVERSE:
         x = x * sign
     offsets, present = places(
-        block, blocks, k_blocks, row_blocks, k_size, rows, out_matrix, out_k, out_row, 0, 1, BLOCKS, 1, SIZE, True, FLAT_OUT,
+        block, blocks, k_blocks, row_blocks, k_size, rows, out_matrix, out_k, out_row, 0, 1, BLOCKS, 1, SIZE, True, RUN_OUT,
         False,
     )  # fmt: skip
     tl.store(out_ptr + offsets, narrow(x, STORED), mask=present)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from accel.triton._activations import activate
+from accel.triton._activations import activate, gate_side, pattern_of
 from accel.triton._tiles import decode_power, decode_top, narrow, round_to_code, sign_of, widen
 
 
@@ -50,15 +50,21 @@ def decode_elements_kernel(
 
 @triton.jit
 def activation_kernel(
-    x_ptr, up_ptr, out_ptr, alpha, limit, count, TILE: tl.constexpr, STORED: tl.constexpr, FUNCTION: tl.constexpr,
-    GATED: tl.constexpr,
+    x_ptr, up_ptr, table_ptr, out_ptr, alpha, limit, count, TILE: tl.constexpr, STORED: tl.constexpr,
+    FUNCTION: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     """One activation of `count` contiguous values; `up_ptr` is read where `GATED`."""
     index = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     present = index < count
-    x = widen(tl.load(x_ptr + index, mask=present, other=0))
-    up = x
-    if GATED:
-        up = widen(tl.load(up_ptr + index, mask=present, other=0))
-    y = activate(x, up, alpha, limit, FUNCTION, STORED)
+    x = tl.load(x_ptr + index, mask=present, other=0)
+    up = widen(tl.load(up_ptr + index, mask=present, other=0)) if GATED else x
+    y = activate(widen(x), pattern_of(x), up, table_ptr, alpha, limit, FUNCTION, GATED, STORED)
     tl.store(out_ptr + index, narrow(y, STORED), mask=present)
+
+
+@triton.jit
+def gate_table_kernel(table_ptr, alpha, limit, LIKE: tl.constexpr, TILE: tl.constexpr, FUNCTION: tl.constexpr):
+    """`gate_side` of every value of a 16-bit type."""
+    pattern = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    x = widen(pattern.to(tl.int16).to(LIKE, bitcast=True))
+    tl.store(table_ptr + pattern, gate_side(x, alpha, limit, FUNCTION, LIKE))

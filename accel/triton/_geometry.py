@@ -10,17 +10,19 @@ from mxref.grid import Grid
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 TILE_ELEMENTS = 4096 if INTERPRETED else 1024
-MANY_PROGRAMS = 4096
+MANY_PROGRAMS = 2 if INTERPRETED else 4096
+LARGE = (TILE_ELEMENTS, 1)  # elements and warps of a program, measured on an H200
+SMALL = (TILE_ELEMENTS, 16 if INTERPRETED else 4)  # the same where `LARGE` would make few programs
+SMALL_OF_SIX_BITS = (TILE_ELEMENTS // 2, 1)  # so that a thread has the sixteen codes that fill words
 
 
 class Geometry:
     """A shape as `[matrices, K, rows]`, or `[matrices, rows, K]` where blocks span rows along the last axis but one.
 
-    A program takes `tile_elements` with one warp; where that makes few programs, fewer with four warps, so that a small
-    tensor fills the machine. `warps`: this many, and `tile_elements`, whatever the size.
+    A program takes the elements, with the warps, of `large`, or of `small` where there would be few programs.
     """
 
-    def __init__(self, grid: Grid, tile_elements: int = TILE_ELEMENTS, warps: int | None = None):
+    def __init__(self, grid: Grid, large: tuple[int, int] = LARGE, small: tuple[int, int] = SMALL):
         self.shape, self.axis = grid.shape, grid.axis
         self.rows_first = grid.block_rows > 1 and grid.axis == -1
         axis = len(self.shape) + self.axis
@@ -32,9 +34,9 @@ class Geometry:
         self.whole = self.k % grid.block_size == 0 and self.rows % grid.block_rows == 0
         self.one_row = grid.block_rows == 1 and self.rows == 1
         few = self.blocks * grid.block_elements < MANY_PROGRAMS * TILE_ELEMENTS
-        tile_elements = TILE_ELEMENTS if few and warps is None else tile_elements
-        warps = warps or (4 if few else 1)
+        tile_elements, warps = small if few else large
         self.tile = max(1, tile_elements // grid.block_elements)
+        self.per_thread = self.tile * grid.block_elements // (32 * warps)
         self.constants = {
             "BLOCKS": self.tile,
             "ROWS": grid.block_rows,
@@ -72,25 +74,26 @@ class Geometry:
             return self.strided(x.contiguous())
         return x, (matrix, x.stride(self.axis), row)
 
-    def flat(self, x: torch.Tensor) -> bool:
-        """Whether all blocks of `x` are one run of memory."""
-        return self.whole and self.one_row and x.is_contiguous()
+    def run(self, x: torch.Tensor) -> str:
+        """What of `x`, or of its packed codes, is one run of memory: `all` blocks, those of each `line`, or `none`."""
+        if not self.whole or not self.one_row:
+            return "none"
+        if x.is_contiguous():
+            return "all"
+        return "line" if x.stride(self.axis) == 1 and self.k_blocks % self.tile == 0 else "none"
 
     def words(self, packed: torch.Tensor, bits: int) -> torch.Tensor:
         """Packed codes as int32 where they are one run of memory and every block fills whole words; else as they are."""
         fills = bits < 8 and self.constants["SIZE"] * bits % (96 if bits == 6 else 32) == 0
-        return packed.reshape(-1).view(torch.int32) if fills and self._words_lie_in(packed) else packed
+        aligned = packed.data_ptr() % 16 == 0 and packed.storage_offset() % 4 == 0
+        return packed.reshape(-1).view(torch.int32) if fills and aligned and self.run(packed) == "all" else packed
 
-    def pairs(self, x: torch.Tensor) -> torch.Tensor:
-        """bfloat16 as int32, two a word, where it is one run of memory; else as int16."""
-        if x.dtype != torch.bfloat16:
-            return x
-        paired = self.constants["SIZE"] > 1 and self._words_lie_in(x)
-        return x.reshape(-1).view(torch.int32) if paired else x.view(torch.int16)
-
-    def _words_lie_in(self, x: torch.Tensor) -> bool:
-        """Whether `x` is one run of memory that int32 words fill."""
-        return self.flat(x) and x.data_ptr() % 16 == 0 and x.storage_offset() * x.element_size() % 4 == 0
+    def pairs(self, x: torch.Tensor) -> torch.Tensor | None:
+        """bfloat16 as int32, two a word, along the blocked axis; None where they cannot be seen so."""
+        if x.dtype != torch.bfloat16 or self.constants["SIZE"] == 1 or self.run(x) == "none" or self.axis != -1:
+            return None
+        even = x.storage_offset() % 2 == 0 and x.data_ptr() % 16 == 0 and all(s % 2 == 0 for s in x.stride()[:-1])
+        return x.view(torch.int32) if even else None
 
 
 def _collapsed(x: torch.Tensor, first: int, last: int) -> int | None:

@@ -10,7 +10,8 @@ import triton.language as tl
 
 from accel.triton._blocks import amax_kernel, decode_kernel, encode_kernel, rotate_kernel
 from accel.triton._constants import element_constants, scale_constants
-from accel.triton._geometry import INTERPRETED, TILE_ELEMENTS, Geometry
+from accel.triton._elementwise import gate_table_kernel
+from accel.triton._geometry import INTERPRETED, LARGE, SMALL, SMALL_OF_SIX_BITS, TILE_ELEMENTS, Geometry
 from mxref.blocks import BlockTensor, QuantizeCall
 from mxref.formats import ELEMENT_FORMATS, BlockFormat, ElementFormat
 from mxref.grid import Grid
@@ -21,6 +22,7 @@ DTYPES = tuple(STORED)
 DEVICES = ("cpu",) if INTERPRETED else ("cuda",)
 LARGEST_EXPONENT = 63  # of an element: beyond, a step of its arithmetic leaves float32
 BLOCK_ELEMENTS = 4096
+EXACT = {} if INTERPRETED else {"enable_fp_fusion": False}  # no multiply and add may become one rounding
 GROUPS = {4: 2, 6: 4, 8: 1}  # bits of a code to how many fill whole bytes
 
 
@@ -82,6 +84,51 @@ class Activated:
 
 
 NOTHING = Activated()
+PATTERNS = 1 << 16  # values of a 16-bit type
+TABLES = 64
+_tables: dict[tuple, torch.Tensor] = {}
+
+
+def large_tile(block_elements: int, activated: Activated) -> tuple[int, int]:
+    """Elements and warps of a program that packs codes of a large tensor, measured on an H200."""
+    if activated is NOTHING:
+        return 64 * block_elements, 1
+    return (2 * TILE_ELEMENTS, 2) if block_elements == 16 else LARGE
+
+
+def small_tile(format: BlockFormat) -> tuple[int, int]:
+    """Elements and warps of a program that packs or unpacks codes of a small tensor."""
+    return SMALL_OF_SIX_BITS if format.element.bits == 6 else SMALL
+
+
+def gate_table(name: str, x: torch.Tensor, alpha: float, limit: float) -> torch.Tensor | None:
+    """What `gate_side` makes of each value of x's 16-bit type, float32 `[65536]`; None where x is better computed.
+
+    A table is made once and kept, since a CUDA graph may refer to it; none is made while one is captured.
+    """
+    if x.element_size() != 2 or x.numel() < PATTERNS or name in ("none", "relu2"):
+        return None
+    key = name, alpha, limit, x.dtype, x.device
+    if key not in _tables and len(_tables) < TABLES and not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+        table = torch.empty(PATTERNS, dtype=torch.float32, device=x.device)
+        constants = {"LIKE": STORED[x.dtype], "TILE": 1024, "FUNCTION": name, **EXACT}
+        gate_table_kernel[(PATTERNS // 1024,)](table, alpha, limit, **constants)
+        if x.is_cuda:
+            torch.cuda.current_stream().synchronize()  # other streams will read it
+        _tables[key] = table
+    return _tables.get(key)
+
+
+def given_to(
+    geometry: Geometry, x: torch.Tensor, up: torch.Tensor | None, paired: bool = True
+) -> tuple[torch.Tensor, torch.Tensor, str, tuple[int, int, int]]:
+    """x and `up` (or x again) as block kernels read them, in pairs if `paired` and both can be, what is a run, strides."""
+    x, strides = geometry.strided(x)
+    up = x if up is None else geometry.strided(up)[0]
+    run, pairs, up_pairs = geometry.run(x), geometry.pairs(x), geometry.pairs(up)
+    if paired and pairs is not None and up_pairs is not None:
+        return pairs, up_pairs, run, (strides[0] // 2, *strides[1:])
+    return memory(x), memory(up), run, strides
 
 
 def finite_amax(call: QuantizeCall, granularity: str, activated: Activated = NOTHING) -> torch.Tensor:
@@ -89,16 +136,16 @@ def finite_amax(call: QuantizeCall, granularity: str, activated: Activated = NOT
     per_tensor = granularity == "per_tensor"
     # large programs, since they meet at one number, and within one line where its length allows
     tile = 8192 if per_tensor else gcd(call.grid.shape[call.grid.axis], 8192)
-    geometry = Geometry(call.grid, max(tile, TILE_ELEMENTS), warps=8 if tile == 8192 else 4)
+    program = (max(tile, TILE_ELEMENTS), 8 if tile == 8192 else 4)
+    geometry = Geometry(call.grid, program, program)
     one_line = not per_tensor and geometry.one_row and geometry.k % (geometry.tile * call.grid.block_size) == 0
     found = torch.zeros(() if per_tensor else geometry.line_shape, dtype=torch.int32, device=call.x.device)
     if geometry.blocks:
-        x, strides = geometry.strided(call.x)
-        given = geometry.pairs(x) if activated is NOTHING else memory(x)
-        up = x if activated.up is None else activated.up
+        x, up, run, strides = given_to(geometry, call.x, activated.up)
+        table = gate_table(activated.name, call.x, activated.alpha, activated.limit)
         amax_kernel[geometry.programs](
-            given, memory(up), found, activated.alpha, activated.limit, *geometry.sizes, *strides, **geometry.constants,
-            FLAT=geometry.flat(x), ACTIVATION=activated.name, PER_ROW=not per_tensor, ONE_LINE=one_line,
+            x, up, table, found, activated.alpha, activated.limit, *geometry.sizes, *strides, **geometry.constants,
+            RUN=run, ACTIVATION=activated.name, PER_ROW=not per_tensor, ONE_LINE=one_line,
             **geometry.options,
         )  # fmt: skip
     amax = found.view(torch.float32)
@@ -131,7 +178,9 @@ def _encode(call: QuantizeCall, out: torch.Tensor, scales: torch.Tensor | None, 
     format, recipe = call.format, call.recipe
     if recipe.transform is not None:
         call = replace(call, x=rotate(call.x, recipe.transform, call.grid.axis))
-    geometry = Geometry(call.grid, TILE_ELEMENTS if scales is None else 64 * call.grid.block_elements)
+    geometry = Geometry(call.grid)
+    if scales is not None:
+        geometry = Geometry(call.grid, large_tile(call.grid.block_elements, activated), small_tile(format))
     source, lines, stored = "none", out, call.given_tensor_scale
     if isinstance(stored, str):
         source, amax = "amax", finite_amax(call, stored, activated)
@@ -140,17 +189,17 @@ def _encode(call: QuantizeCall, out: torch.Tensor, scales: torch.Tensor | None, 
     elif stored is not None:
         source, lines = "given", geometry.lines(stored)
     if geometry.blocks:
-        x, strides = geometry.strided(call.x)
-        _, out_strides = geometry.strided(out)
-        up = x if activated.up is None else activated.up
-        stored_lines = torch.empty_like(lines) if source == "amax" else lines
         bytewise = scales is not None and format.element.bits == 8  # then in and out are laid out alike
-        given = geometry.pairs(x) if activated is NOTHING and not bytewise else memory(x)
+        x, up, run, strides = given_to(geometry, call.x, activated.up, paired=not bytewise or activated is not NOTHING)
+        _, out_strides = geometry.strided(out)
+        table = gate_table(activated.name, call.x, activated.alpha, activated.limit)
+        stored_lines = torch.empty_like(lines) if source == "amax" else lines
         filled = memory(out) if scales is None else geometry.words(out, format.element.bits)
         encode_kernel[geometry.programs](
-            given, memory(up), filled, out if scales is None else scales, lines, stored_lines, call.seed or 0,
+            x, up, table, filled, out if scales is None else scales, lines, stored_lines, call.seed or 0,
             activated.alpha, activated.limit, *geometry.sizes, *strides, out.shape[call.grid.axis], *out_strides,
-            **geometry.constants, FLAT=geometry.flat(x), FLAT_OUT=geometry.flat(out), ACTIVATION=activated.name,
+            **geometry.constants, RUN=run, RUN_OUT=geometry.run(out), PER_THREAD=geometry.per_thread,
+            ACTIVATION=activated.name,
             CODES_OUT=scales is not None, STORED=STORED.get(out.dtype), SOURCE=source, PER_ROW=lines.numel() > 1,
             LARGEST=call.largest, **element_constants(format.element), **scale_constants(format),
             **recipe_constants(format, recipe), **geometry.options,
@@ -179,7 +228,8 @@ def recipe_constants(format: BlockFormat, recipe: Recipe) -> dict[str, str | boo
 def decode_blocks(q: BlockTensor, dtype: torch.dtype) -> torch.Tensor:
     """Values of a block-scaled tensor."""
     format, transform = q.format, q.recipe.transform
-    geometry = Geometry(Grid(tuple(q.shape), q.axis, format.block_size, q.recipe.block_rows))
+    grid = Grid(tuple(q.shape), q.axis, format.block_size, q.recipe.block_rows)
+    geometry = Geometry(grid, LARGE, small_tile(format))
     out = torch.empty(q.shape, dtype=torch.float32 if transform else dtype, device=q.device)
     scale = q.tensor_scale
     if geometry.blocks:
@@ -191,8 +241,8 @@ def decode_blocks(q: BlockTensor, dtype: torch.dtype) -> torch.Tensor:
         stored = out if scale is None else geometry.lines(scale)
         decode_kernel[geometry.programs](
             geometry.words(codes, format.element.bits), q.scales.contiguous(), stored, memory(out), *geometry.sizes,
-            codes.shape[q.axis], *strides, *out_strides, **geometry.constants, FLAT=geometry.flat(codes),
-            FLAT_OUT=geometry.flat(out), STORED=STORED[out.dtype], TENSOR_SCALE=scale is not None,
+            codes.shape[q.axis], *strides, *out_strides, **geometry.constants, RUN=geometry.run(codes),
+            RUN_OUT=geometry.run(out), STORED=STORED[out.dtype], TENSOR_SCALE=scale is not None,
             PER_ROW=scale is not None and scale.numel() > 1, DIVIDE=q.recipe.tensor_scale_direction == "divide",
             **{name: element[name] for name in wanted}, **{name: scales[name] for name in wanted_scale},
             **geometry.options,
@@ -212,7 +262,7 @@ def rotate(
         _, out_strides = geometry.strided(out)
         rotate_kernel[geometry.programs](
             memory(x), memory(out), *geometry.sizes, *strides, *out_strides, BLOCKS=geometry.tile, SIZE=transform.size,
-            FLAT=geometry.flat(x), FLAT_OUT=geometry.flat(out), STORED=STORED[dtype], INVERSE=inverse,
+            RUN=geometry.run(x), RUN_OUT=geometry.run(out), STORED=STORED[dtype], INVERSE=inverse,
             STEPS=transform.size.bit_length() - 1, NEGATIVE=negative - (1 << 64) if negative >> 63 else negative,
             **geometry.options,
         )  # fmt: skip
@@ -223,5 +273,4 @@ def run_flat(kernel: Callable, x: torch.Tensor, *arguments, **constants) -> None
     """Launch an element-wise kernel over `x.numel()` elements."""
     count = x.numel()
     if count:
-        options = {} if INTERPRETED else {"enable_fp_fusion": False}  # no multiply and add may become one rounding
-        kernel[(triton.cdiv(count, 1024),)](*arguments, count, TILE=1024, **constants, **options)
+        kernel[(triton.cdiv(count, 1024),)](*arguments, count, TILE=1024, **constants, **EXACT)

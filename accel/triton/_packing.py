@@ -26,9 +26,10 @@ def spread(units, COUNT: tl.constexpr, PER: tl.constexpr, BITS: tl.constexpr):
 def store_units(
     pointer, units, poisoned, block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix, stride_k, stride_row,
     FIRST: tl.constexpr, STEP: tl.constexpr, BLOCKS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr,
-    WHOLE: tl.constexpr, FLAT: tl.constexpr, ROWS_FIRST: tl.constexpr,
+    WHOLE: tl.constexpr, RUN: tl.constexpr, ROWS_FIRST: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
-    if pointer.dtype.element_ty == tl.int32 and STEP == 1 and SIZE > 2:  # store by what a thread has: two words
+    """`PAIRS`: words are stored two by two, as many as a thread has in a row."""
+    if PAIRS and pointer.dtype.element_ty == tl.int32 and SIZE > 2:
         pairs: tl.constexpr = BLOCKS * SIZE // 2
         poisoned = tl.reshape(tl.broadcast_to(poisoned[:, None], (BLOCKS, SIZE // 2)), (pairs,))
         block = tl.reshape(tl.broadcast_to(block[:, None], (BLOCKS, SIZE // 2)), (pairs,))
@@ -40,34 +41,56 @@ def store_units(
     else:
         offsets, present = places(
         block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix, stride_k, stride_row, FIRST, STEP,
-        BLOCKS, ROWS, SIZE, WHOLE, FLAT, ROWS_FIRST,
+        BLOCKS, ROWS, SIZE, WHOLE, RUN, ROWS_FIRST,
     )  # fmt: skip
     stored = units.to(pointer.dtype.element_ty)
-    tl.store(pointer + offsets, stored, mask=present & (poisoned == 0)[:, None])
-    tl.store(pointer + offsets, tl.zeros((), stored.dtype), mask=present & poisoned[:, None])
+    if pointer.dtype.element_ty == tl.int32:
+        tl.store(pointer + offsets, tl.where(poisoned[:, None], 0, stored), mask=present)
+    else:  # bytes are too many to look at each
+        tl.store(pointer + offsets, stored, mask=present & (poisoned == 0)[:, None])
+        tl.store(pointer + offsets, tl.zeros((), stored.dtype), mask=present & poisoned[:, None])
 
 
 @triton.jit
 def load_units(
     pointer, block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix, stride_k, stride_row,
     FIRST: tl.constexpr, STEP: tl.constexpr, BLOCKS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr,
-    WHOLE: tl.constexpr, FLAT: tl.constexpr, ROWS_FIRST: tl.constexpr,
+    WHOLE: tl.constexpr, RUN: tl.constexpr, ROWS_FIRST: tl.constexpr,
 ):  # fmt: skip
     offsets, present = places(
         block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix, stride_k, stride_row, FIRST, STEP,
-        BLOCKS, ROWS, SIZE, WHOLE, FLAT, ROWS_FIRST,
+        BLOCKS, ROWS, SIZE, WHOLE, RUN, ROWS_FIRST,
     )  # fmt: skip
     return tl.load(pointer + offsets, mask=present, other=0).to(tl.int32)
 
 
 @triton.jit
+def store_sixes(pointer, low, middle, high, poisoned, block, blocks, BLOCKS: tl.constexpr, SIXES: tl.constexpr):
+    """Store threes of words of blocks that are one run of memory: two threes together, pair by pair of words, so that
+    neighbouring threads store neighbouring pairs."""
+    shape: tl.constexpr = (BLOCKS, SIXES, 2)
+    first_low, second_low = tl.split(tl.reshape(low, shape))
+    first_middle, second_middle = tl.split(tl.reshape(middle, shape))
+    first_high, second_high = tl.split(tl.reshape(high, shape))
+    first, third = tl.join(first_low, first_middle), tl.join(second_middle, second_high)
+    second = tl.join(first_high, second_low)
+    pairs = tl.permute(tl.join(tl.join(first, third), tl.join(second, second)), (0, 1, 3, 4, 2))  # the last is no pair
+    pair, word = tl.arange(0, 4)[None, None, :, None], tl.arange(0, 2)[None, None, None, :]
+    six = tl.arange(0, BLOCKS)[:, None, None, None] * SIXES + tl.arange(0, SIXES)[None, :, None, None]
+    start = tl.program_id(0).to(tl.int64) * (BLOCKS * SIXES * 6)
+    present = exists(block, blocks)[:, None, None, None] & (pair < 3)
+    pairs = tl.where(poisoned[:, None, None, None], 0, tl.reshape(pairs, (BLOCKS, SIXES, 4, 2)))
+    tl.store(pointer + (start + six * 6 + pair * 2 + word), pairs, mask=present)
+
+
+@triton.jit
 def store_codes(
     pointer, code, sign, poisoned, block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix, stride_k, stride_row,
-    BLOCKS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.constexpr, FLAT: tl.constexpr,
-    ROWS_FIRST: tl.constexpr, BITS: tl.constexpr,
+    BLOCKS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.constexpr, RUN: tl.constexpr,
+    ROWS_FIRST: tl.constexpr, SIXTEEN: tl.constexpr, MANY: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
     """Pack codes along K, first code lowest, and store them as bytes, or as int32 words if `pointer` is to such; zeros in
-    poisoned blocks. `k_size`: bytes along K."""
+    poisoned blocks. `k_size`: bytes along K. A thread has `SIXTEEN` codes or more, or even `MANY`."""
     words: tl.constexpr = pointer.dtype.element_ty == tl.int32
     if BITS == 6:
         number = joined(code, sign, ROWS * SIZE, 4, 6)  # 24 bits
@@ -81,23 +104,26 @@ def store_codes(
         else:
             low, middle, high = number, number >> 8, number >> 16
         size: tl.constexpr = SIZE // (16 if words else 4)
-        store_units(pointer, low, poisoned, block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix, stride_k,
-                    stride_row, 0, 3, BLOCKS, ROWS, size, WHOLE, FLAT, ROWS_FIRST)  # fmt: skip
-        store_units(pointer, middle, poisoned, block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix, stride_k,
-                    stride_row, 1, 3, BLOCKS, ROWS, size, WHOLE, FLAT, ROWS_FIRST)  # fmt: skip
-        store_units(pointer, high, poisoned, block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix, stride_k,
-                    stride_row, 2, 3, BLOCKS, ROWS, size, WHOLE, FLAT, ROWS_FIRST)  # fmt: skip
+        if words and MANY and size > 1:
+            store_sixes(pointer, low, middle, high, poisoned, block, blocks, BLOCKS, ROWS * size // 2)
+        else:
+            store_units(pointer, low, poisoned, block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix,
+                        stride_k, stride_row, 0, 3, BLOCKS, ROWS, size, WHOLE, RUN, ROWS_FIRST, False)  # fmt: skip
+            store_units(pointer, middle, poisoned, block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix,
+                        stride_k, stride_row, 1, 3, BLOCKS, ROWS, size, WHOLE, RUN, ROWS_FIRST, False)  # fmt: skip
+            store_units(pointer, high, poisoned, block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix,
+                        stride_k, stride_row, 2, 3, BLOCKS, ROWS, size, WHOLE, RUN, ROWS_FIRST, False)  # fmt: skip
     else:
         per: tl.constexpr = (32 if words else 8) // BITS
         units = joined(code, sign, ROWS * SIZE, per, BITS) if per > 1 else code + (sign << (BITS - 1))
         store_units(pointer, units, poisoned, block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix, stride_k,
-                    stride_row, 0, 1, BLOCKS, ROWS, SIZE // per, WHOLE, FLAT, ROWS_FIRST)  # fmt: skip
+                    stride_row, 0, 1, BLOCKS, ROWS, SIZE // per, WHOLE, RUN, ROWS_FIRST, SIXTEEN)  # fmt: skip
 
 
 @triton.jit
 def load_codes(
     pointer, block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix, stride_k, stride_row,
-    BLOCKS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.constexpr, FLAT: tl.constexpr,
+    BLOCKS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.constexpr, RUN: tl.constexpr,
     ROWS_FIRST: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
     """Codes `[BLOCKS, ROWS * SIZE]`, packed along K in bytes or in int32 words, in the top bits of int32 words. `k_size`:
@@ -106,11 +132,11 @@ def load_codes(
     if BITS == 6:
         size: tl.constexpr = SIZE // (16 if words else 4)
         low = load_units(pointer, block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix, stride_k, stride_row,
-                         0, 3, BLOCKS, ROWS, size, WHOLE, FLAT, ROWS_FIRST)  # fmt: skip
+                         0, 3, BLOCKS, ROWS, size, WHOLE, RUN, ROWS_FIRST)  # fmt: skip
         middle = load_units(pointer, block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix, stride_k, stride_row,
-                            1, 3, BLOCKS, ROWS, size, WHOLE, FLAT, ROWS_FIRST)  # fmt: skip
+                            1, 3, BLOCKS, ROWS, size, WHOLE, RUN, ROWS_FIRST)  # fmt: skip
         high = load_units(pointer, block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix, stride_k, stride_row,
-                          2, 3, BLOCKS, ROWS, size, WHOLE, FLAT, ROWS_FIRST)  # fmt: skip
+                          2, 3, BLOCKS, ROWS, size, WHOLE, RUN, ROWS_FIRST)  # fmt: skip
         if words:
             second, third = ((low >> 24) & 0xFF) | (middle << 8), ((middle >> 16) & 0xFFFF) | (high << 16)
             numbers = tl.join(tl.join(low, third), tl.join(second, high >> 8))
@@ -121,5 +147,5 @@ def load_codes(
     else:
         per: tl.constexpr = (32 if words else 8) // BITS
         units = load_units(pointer, block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix, stride_k, stride_row,
-                           0, 1, BLOCKS, ROWS, SIZE // per, WHOLE, FLAT, ROWS_FIRST)  # fmt: skip
+                           0, 1, BLOCKS, ROWS, SIZE // per, WHOLE, RUN, ROWS_FIRST)  # fmt: skip
         return spread(units, ROWS * SIZE, per, BITS)

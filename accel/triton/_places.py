@@ -31,16 +31,28 @@ def find(block, k_blocks, row_blocks, ROWS_FIRST: tl.constexpr):
 
 
 @triton.jit
+def run_start(k_blocks, stride_matrix, BLOCKS: tl.constexpr, SIZE: tl.constexpr, RUN: tl.constexpr):
+    """Where a program's run of memory starts. `SIZE`: what is stored of a block."""
+    first = tl.program_id(0) * BLOCKS
+    if RUN == "line":
+        line = first // k_blocks
+        return line.to(tl.int64) * stride_matrix + (first - line * k_blocks) * SIZE
+    else:
+        return first.to(tl.int64) * SIZE
+
+
+@triton.jit
 def places(block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix, stride_k, stride_row, FIRST: tl.constexpr,
            STEP: tl.constexpr, BLOCKS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.constexpr,
-           FLAT: tl.constexpr, ROWS_FIRST: tl.constexpr):  # fmt: skip
+           RUN: tl.constexpr, ROWS_FIRST: tl.constexpr):  # fmt: skip
     """Offsets `[BLOCKS, ROWS * SIZE]` of what is stored of each block, and whether it is there: along K, `SIZE` of every
-    `STEP`-th, from `FIRST`, of `k_size` in all. `WHOLE`: every block is there. `FLAT`: the blocks are one run of memory."""
+    `STEP`-th, from `FIRST`, of `k_size` in all. `WHOLE`: every block is there. `RUN`: what is one run of memory: `all`
+    blocks, those of each `line` along K, of which a program's are part of one, or `none`."""
     unit = tl.arange(0, ROWS * SIZE)
     present = exists(block, blocks)[:, None]
-    if FLAT:
-        start = tl.program_id(0).to(tl.int64) * (BLOCKS * SIZE)
-        return (start + (tl.arange(0, BLOCKS)[:, None] * SIZE + unit[None, :])) * STEP + FIRST, present
+    if RUN != "none":
+        start = run_start(k_blocks, stride_matrix, BLOCKS, SIZE * STEP, RUN)
+        return start + ((tl.arange(0, BLOCKS)[:, None] * SIZE + unit[None, :]) * STEP + FIRST), present
     else:
         matrix, k_block, row_block = find(block, k_blocks, row_blocks, ROWS_FIRST)
         k, row = unit % SIZE * STEP + FIRST, unit // SIZE

@@ -63,6 +63,15 @@ def narrow_numbers(x, like: tl.constexpr):
 
 
 @triton.jit
+def narrow_or_nan(x, like: tl.constexpr):
+    """As `narrow`, with some NaN for every NaN."""
+    if like == tl.int16 and INTERPRETED:  # integers, which could carry a NaN beyond the NaN
+        return narrow(x, like)
+    else:
+        return narrow_numbers(x, like)
+
+
+@triton.jit
 def nan_of(like: tl.constexpr):
     """The canonical NaN as `narrow` stores it."""
     if like == tl.int16:

@@ -3,7 +3,7 @@
 import torch
 
 from accel.triton._elementwise import activation_kernel
-from accel.triton._launch import DEVICES, DTYPES, STORED, memory, missing, run_flat
+from accel.triton._launch import DEVICES, DTYPES, STORED, gate_table, memory, missing, run_flat
 from mxref.functions import check_alike
 from mxref.registry import Kernel
 
@@ -14,7 +14,8 @@ def _run(name: str, x: torch.Tensor, up: torch.Tensor | None = None, alpha: floa
     up = up.detach().resolve_neg().contiguous() if gated else x
     out = torch.empty_like(x)
     constants = {"STORED": STORED[x.dtype], "FUNCTION": name, "GATED": gated}
-    run_flat(activation_kernel, x, memory(x), memory(up), memory(out), alpha, limit, **constants)
+    table = gate_table(name, x, alpha, limit)
+    run_flat(activation_kernel, x, memory(x), memory(up), table, memory(out), alpha, limit, **constants)
     return out
 
 
