@@ -142,6 +142,11 @@ def matches(pattern: str, module: str) -> bool:
     return fnmatchcase(module, pattern) or fnmatchcase(module, pattern + ".*")
 
 
+def activation_recipe(dialect: str, says: Declared) -> str | None:
+    """The recipe by which the tools of `dialect` quantize activations; None where they stay as they are."""
+    return next((layout.recipe for layout in DIALECTS[dialect] if layout.format == says.activations), None)
+
+
 def find_dialect(config: dict, producer_config: dict, given: str | None, has_codes: bool) -> tuple[str, dict]:
     """The dialect of a checkpoint, and the part of its configs that speaks of quantization.
 
