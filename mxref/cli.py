@@ -129,12 +129,15 @@ def evaluate_command(
         str | None,
         typer.Argument(
             metavar="MODEL",
-            help="Directory of a transformers causal language model; none: the small model that comes with mxref.",
+            help="Directory of a transformers causal language model, quantized or not; none: the one that comes with mxref.",
         ),
     ] = None,
     formats: Annotated[
         str | None,
-        typer.Option(metavar="F,F,...", help="Block formats of the weights (default: all that --recipe fits)."),
+        typer.Option(
+            metavar="F,F,...",
+            help="Block formats of the weights (default: all that --recipe fits; none of a model quantized already).",
+        ),
     ] = None,
     activations: Annotated[
         str | None,
@@ -156,17 +159,31 @@ def evaluate_command(
         ),
     ] = None,
     semantics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="blockwise|dequantized|torch",
+            help="How products are defined (default: blockwise; torch for what is stored quantized).",
+        ),
+    ] = None,
+    scales: Annotated[
         str,
         typer.Option(
-            metavar="blockwise|dequantized", show_default=False, help="How products are defined (default: blockwise)."
+            metavar="stored|vllm", show_default=False, help="Scales of a quantized model's experts (default: as stored)."
         ),
-    ] = "blockwise",
+    ] = "stored",
+    against: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Another model, to compare every row's predictions with.")
+    ] = None,
     text: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="UTF-8 text to evaluate on (default: a held-out text that comes with mxref)."),
     ] = None,
     tokenizer: Annotated[
         str | None, typer.Option(metavar="DIR", help="The model's tokenizer, if it is not in MODEL.")
+    ] = None,
+    ids: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Token ids instead of a text: a JSON list, or safetensors with input_ids."),
     ] = None,
     window: Annotated[int | None, typer.Option(metavar="N", help="Tokens per window (default: 128).")] = None,
     tokens: Annotated[
@@ -181,6 +198,8 @@ def evaluate_command(
     plot_file: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Write a plot (png, svg, pdf).")] = None,
 ) -> None:
     """What a format costs a language model: bits per byte and perplexity, against the model as stored.
+
+    A quantized checkpoint runs by its own scheme: with inputs left alone, and quantized as it says.
 
     Ctrl-C stops early and keeps the rows that have finished.
     """
@@ -209,7 +228,10 @@ def evaluate_command(
                 act_recipe=act_recipe,
                 layers=layers,
                 semantics=semantics,
+                scales=scales,
+                against=against,
                 text=text,
+                ids=ids,
                 device=device,
                 seed=seed,
                 on_progress=on_progress,
@@ -220,7 +242,7 @@ def evaluate_command(
     _write_report(report, json_file, csv_file, plot_file)
     if not report.complete:
         _fail(f"interrupted: kept the {len(report.rows)} rows that had finished", INTERRUPTED)
-    if any(row.bits_per_byte != row.bits_per_byte for row in report.rows):
+    if any(row.perplexity != row.perplexity for row in report.rows):
         _fail("the loss of at least one row is not a number", NEGATIVE)
 
 

@@ -128,11 +128,11 @@ def test_eval_refuses_what_is_no_model(tmp_path):
     assert f"model='{tmp_path}': " in refusal(mxref_command("eval", tmp_path))
 
 
-def test_eval_refuses_a_model_that_is_quantized_already(directory, tmp_path):
+def test_eval_of_a_quantized_config_without_weights_says_what_is_missing(directory, tmp_path):
     config = json.loads((directory / "model" / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "mxfp4"}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert "quantized already" in refusal(mxref_command("eval", tmp_path))
+    assert "holds neither model.safetensors.index.json nor model.safetensors" in refusal(mxref_command("eval", tmp_path))
 
 
 def test_eval_says_where_a_report_cannot_be_written(evaluate, tmp_path):

@@ -6,7 +6,8 @@ quantized and decoded again in that dtype, products by torch, experts one after 
 are those of torch's kernels on this machine.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -66,16 +67,30 @@ class _Quantized(nn.Module):
         check_choice("semantics", semantics, LAYER_SEMANTICS)
         self.act_format = None if act_format is None else block_format(act_format)
         self.act_recipe = None if act_format is None else resolve_recipe(act_recipe, self.act_format, "act_recipe")
-        self.semantics, self.seed = semantics, seed
+        self.semantics, self.seed, self.quantizes_inputs = semantics, seed, True
+
+    @property
+    def block_tensors(self) -> tuple[BlockTensor, ...]:
+        """The weights."""
+        raise NotImplementedError
+
+    @property
+    def bits(self) -> float:
+        """Codes and scales of the weights as they are stored, in bits."""
+        return sum(tensor.bits_per_element * tensor.shape.numel() for tensor in self.block_tensors)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         super()._apply(fn, recurse)
         self._move(fn(torch.empty(0, dtype=torch.uint8, device=self.device)).device)
         return self
 
+    @property
+    def _quantizes(self) -> bool:
+        return self.act_format is not None and self.quantizes_inputs
+
     def _as_torch(self, rows: Tensor, tensor_scale: Tensor | None) -> Tensor:
         """Rows [M, K] as they come out of quantization, in their dtype."""
-        if self.act_format is None:
+        if not self._quantizes:
             return rows
         scale = tensor_scale if tensor_scale is not None else _own_scale(self.act_format)
         return qdq(rows, self.act_format, recipe=self.act_recipe, tensor_scale=scale, seed=self.seed)
@@ -114,6 +129,11 @@ class MXLinear(_Quantized):
         self.out_features, self.in_features = weight.shape
 
     @property
+    def block_tensors(self) -> tuple[BlockTensor, ...]:
+        """The weight."""
+        return (self.weight,)
+
+    @property
     def device(self) -> torch.device:
         """Device of the weight."""
         return self.weight.device
@@ -128,7 +148,7 @@ class MXLinear(_Quantized):
             rows = self._as_torch(x, self.act_tensor_scale)
             return linear(rows, dequantize(self.weight, x.dtype), self.bias)
         a = x
-        if self.act_format is not None:
+        if self._quantizes:
             scale = _own_scale(self.act_format) if self.act_tensor_scale is None else self.act_tensor_scale
             a = quantize(x, self.act_format, recipe=self.act_recipe, tensor_scale=scale, seed=self.seed)
         return matmul(a, self.weight, bias=self.bias, out_dtype=x.dtype, semantics=self.semantics)
@@ -144,9 +164,9 @@ class MXExperts(_Quantized):
     Takes the place of a transformers experts layer `own`, whose activation it calls with `semantics="torch"`; otherwise
     the result is defined by `mxref.moe_experts`. `input_scales`: the stored ones; without them a format with a tensor
     scale takes one per token. `stored_as`, for `"torch"`: `"linears"` (gate, up and down are three `linear` calls with
-    their biases inside, as in llm-compressor) or `"stacks"` (gate and up are one product, biases are added to products already rounded, as
-    transformers' gpt-oss does). Raises ValueError for an activation that has no fixed-order version, or gate and up
-    with different input scales, unless `semantics="torch"`.
+    their biases inside, as in llm-compressor) or `"stacks"` (gate and up are one product, biases are added to what is
+    rounded already, as transformers' gpt-oss does). Raises ValueError for an activation that has no fixed-order version,
+    or gate and up with different input scales, unless `semantics="torch"`.
     """
 
     def __init__(
@@ -177,6 +197,18 @@ class MXExperts(_Quantized):
             )
 
     @property
+    def block_tensors(self) -> tuple[BlockTensor, ...]:
+        """Both weights."""
+        return self.weights.w13, self.weights.w2
+
+    @property
+    def bits(self) -> float:
+        """As for every layer; gate and up have a tensor scale each, though w13 repeats it for every row."""
+        scale = self.weights.w13.tensor_scale
+        repeated = 0 if scale is None or scale.numel() <= 2 * len(scale) else scale.numel() - 2 * len(scale)
+        return super().bits - 32 * repeated
+
+    @property
     def device(self) -> torch.device:
         """Device of the weights."""
         return self.weights.w2.device
@@ -190,7 +222,12 @@ class MXExperts(_Quantized):
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         if self.semantics == "torch":
             return self._by_torch(hidden_states, top_k_index, top_k_weights)
-        w, scales = self.weights, self.input_scales
+        w, quantizing = self.weights, {}
+        if self._quantizes:
+            scales = None if self.input_scales is None else (self.input_scales.gate, self.input_scales.down)
+            quantizing = dict(
+                act_format=self.act_format, act_recipe=self.act_recipe, act_tensor_scales=scales, seed=self.seed
+            )
         return moe_experts(
             hidden_states,
             w.w13,
@@ -198,13 +235,10 @@ class MXExperts(_Quantized):
             top_k_index,
             top_k_weights.float(),
             activation=w.activation,
-            act_format=self.act_format,
-            act_tensor_scales=None if scales is None else (scales.gate, scales.down),
-            act_recipe=self.act_recipe,
             bias13=w.bias13,
             bias2=w.bias2,
-            seed=self.seed,
             semantics=self.semantics,
+            **quantizing,
         )
 
     def _by_torch(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
@@ -257,6 +291,49 @@ class MXExperts(_Quantized):
         activations = self.act_format.name if self.act_format else "not quantized"
         weights = self.weights.w2.format.name
         return f"{experts} experts, {hidden}, {width}, weights={weights}, activations={activations}"
+
+
+@dataclass(frozen=True)
+class StoredScheme:
+    """What is quantized in a model: names of formats and recipes, elements and bits (scales included) of its weights."""
+
+    formats: tuple[str, ...]
+    recipes: tuple[str, ...]
+    activations: str | None
+    act_recipe: str | None
+    elements: int
+    bits: float
+
+
+def stored_scheme(model: nn.Module) -> StoredScheme | None:
+    """What the layers of a loaded model hold; None where none is quantized."""
+    found = [module for module in model.modules() if isinstance(module, _Quantized)]
+    if not found:
+        return None
+    tensors = [tensor for layer in found for tensor in layer.block_tensors]
+    activations = [layer for layer in found if layer.act_format is not None]
+    return StoredScheme(
+        formats=tuple(sorted({tensor.format.name for tensor in tensors})),
+        recipes=tuple(sorted({tensor.recipe.name for tensor in tensors})),
+        activations=activations[0].act_format.name if activations else None,
+        act_recipe=activations[0].act_recipe.name if activations else None,
+        elements=sum(tensor.shape.numel() for tensor in tensors),
+        bits=sum(layer.bits for layer in found),
+    )
+
+
+@contextlib.contextmanager
+def inputs_quantized(model: nn.Module, quantized: bool) -> Iterator[None]:
+    """Within the block, the quantized layers of `model` quantize their inputs, or leave them as they are."""
+    layers = [module for module in model.modules() if isinstance(module, _Quantized)]
+    before = [layer.quantizes_inputs for layer in layers]
+    for layer in layers:
+        layer.quantizes_inputs = quantized
+    try:
+        yield
+    finally:
+        for layer, value in zip(layers, before):
+            layer.quantizes_inputs = value
 
 
 def gate_scale_for_both(w13: BlockTensor) -> BlockTensor:
