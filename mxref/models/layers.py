@@ -205,7 +205,7 @@ class MXExperts(_Quantized):
     def bits(self) -> float:
         """As for every layer; gate and up have a tensor scale each, though w13 repeats it for every row."""
         scale = self.weights.w13.tensor_scale
-        repeated = 0 if scale is None or scale.numel() <= 2 * len(scale) else scale.numel() - 2 * len(scale)
+        repeated = 0 if scale is None or scale.ndim < 3 else max(0, scale.numel() - 2 * len(scale))
         return super().bits - 32 * repeated
 
     @property
