@@ -15,6 +15,7 @@ from mxref.formats import BlockFormat, block_format, check_choice, check_number,
 from mxref.grid import Grid
 from mxref.orders import ENCODE_ORDERS, TensorScale
 from mxref.packing import check_packed, pack_codes, unpack_codes
+from mxref.producers import after
 from mxref.recipes import Recipe, resolve_recipe
 from mxref.registry import op, op_without_gradient
 
@@ -323,10 +324,9 @@ class _Plan:
     def encoded(self) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor, torch.Tensor]]:
         """(which blocks, their codes, scale codes, stored tensor scales), at a time what stays in cache."""
         for part in self.grid.chunks():
-            values = self.blocks[part].float()
             tensor = TensorScale(*(scale[part] for scale in self.tensor_scale))
             words = None if self.random_index is None else philox(self.seed, self.random_index[part])
-            codes, scales = encode_blocks(values, self.format, self.recipe, tensor, words)
+            codes, scales = encode_blocks(self.blocks[part], self.format, self.recipe, tensor, words)
             yield part, codes, scales, tensor.stored
 
 
@@ -352,9 +352,11 @@ class QuantizeCall:
     def tensor_scale(self, finite_amax: Callable[[str], torch.Tensor]) -> TensorScale | None:
         """The tensor scale, shaped to broadcast to `x`; `finite_amax` of "per_tensor" ... gives the largest magnitudes."""
         order, given = ENCODE_ORDERS[self.recipe.encode_order], self.given_tensor_scale
-        if isinstance(given, str):
-            return order.from_amax(finite_amax(given), self.largest)
-        return None if given is None else order.given(given)
+        if not isinstance(given, str):
+            return None if given is None else order.given(given)
+        faults, amax = self.recipe.faults, finite_amax(given)
+        amax = after("tensor_amax", faults, amax.to(self.x.dtype) if self.recipe.amax_dtype == "input" else amax, self.x)
+        return after("tensor_scale", faults, order.from_amax(amax, self.largest), amax, self.largest)
 
 
 def check_quantize(x, format, recipe, tensor_scale, axis, seed) -> QuantizeCall:

@@ -30,13 +30,21 @@ class EncodeOrder:
     `from_amax(amax, largest)`: the tensor scale that maps a tensor's amax to `largest` = element max x scale max.
     `given(stored)`: the same from a stored scale. `block_scale(amax, tensor, element_max)`: the block scale
     before it is rounded to the scale format. `multiplier(block_scale, tensor)`: what x is multiplied by
-    before its code is taken, from the rounded block scale. Both are None for `exact`.
+    before its code is taken, from the rounded block scale; `divisor`: what it is divided by instead. All are None
+    for `exact`.
     """
 
     from_amax: Callable[[torch.Tensor, float], TensorScale]
     given: Callable[[torch.Tensor], TensorScale]
     block_scale: Callable[[torch.Tensor, TensorScale, float], torch.Tensor] | None
     multiplier: Callable[[torch.Tensor, TensorScale], torch.Tensor] | None
+    divisor: Callable[[torch.Tensor, TensorScale], torch.Tensor] | None = None
+
+    def quotient(self, x: torch.Tensor, block_scale: torch.Tensor, tensor: TensorScale) -> torch.Tensor:
+        """What is rounded to codes, `[n, b]`, of blocks `[n, b]` and rounded block scales `[n]`."""
+        if self.multiplier is None:
+            return x / self.divisor(block_scale, tensor)[:, None]
+        return x * self.multiplier(block_scale, tensor)[:, None]
 
 
 def float32_ratio(a: float, b: float) -> float:
@@ -86,11 +94,37 @@ def _exact_from_amax(amax: torch.Tensor, largest: float) -> TensorScale:
     return _as_given(torch.where(amax == 0, 1.0, scale))
 
 
+def _compressed_tensors_from_amax(amax: torch.Tensor, largest: float) -> TensorScale:
+    forward = reciprocal(amax.clamp(min=torch.finfo(amax.dtype).tiny)) * largest
+    return _as_given(forward.nan_to_num(nan=1.0, posinf=1.0).float())
+
+
+def _compressed_tensors_block_scale(amax: torch.Tensor, tensor: TensorScale, element_max: float) -> torch.Tensor:
+    return tensor.forward * (amax / torch.full_like(amax, element_max))
+
+
+def _divide_block_scale(amax: torch.Tensor, tensor: TensorScale, element_max: float) -> torch.Tensor:
+    return amax / torch.full_like(amax, element_max) / tensor.stored
+
+
+def _modelopt_block_scale(amax: torch.Tensor, tensor: TensorScale, element_max: float) -> torch.Tensor:
+    return amax / (tensor.stored * element_max)
+
+
+def _torchao_multiplier(block_scale: torch.Tensor, tensor: TensorScale) -> torch.Tensor:
+    return reciprocal(tensor.stored) / block_scale
+
+
 ENCODE_ORDERS: dict[str, EncodeOrder] = {
     "nvidia": EncodeOrder(_nvidia_from_amax, _nvidia_given, _nvidia_block_scale, _nvidia_multiplier),
     "vllm_torch": EncodeOrder(_vllm_from_amax, _as_given, _vllm_block_scale, _vllm_torch_multiplier),
     "vllm_triton": EncodeOrder(_vllm_from_amax, _as_given, _vllm_block_scale, _vllm_triton_multiplier),
     "exact": EncodeOrder(_exact_from_amax, _as_given, None, None),
+    "compressed_tensors": EncodeOrder(
+        _compressed_tensors_from_amax, _as_given, _compressed_tensors_block_scale, None, lambda s, tensor: s / tensor.forward
+    ),
+    "modelopt": EncodeOrder(_exact_from_amax, _as_given, _modelopt_block_scale, None, lambda s, tensor: s * tensor.stored),
+    "torchao": EncodeOrder(_exact_from_amax, _as_given, _divide_block_scale, _torchao_multiplier),
 }
 
 # What a decoded element is multiplied by, from the block scale and the stored tensor scale.

@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 from mxref.elements import OVERFLOWS, ROUNDINGS
 from mxref.formats import FLOAT_MAX, FLOAT_SMALLEST, BlockFormat, by_name, check_choice, check_number, check_type, look_up
 from mxref.orders import DECODE_ORDERS, ENCODE_ORDERS
+from mxref.producers import FAULTS, ROWS
 from mxref.scales import EXPONENT_RULES
 
 SEARCHES = ("none", "mse", "four_over_six_mse", "four_over_six_mae")
@@ -43,9 +44,11 @@ class Hadamard:
 class Recipe:
     """How to choose scales and codes.
 
-    `scale_rule`: `floor`, `even`, `ceil`, `rceil` for power-of-two scales; `amax` (amax / element max, rounded
-    to the scale format) for scales with a mantissa. `encode_order`, `decode_order` and `scale_max`
-    (largest block scale that a computed tensor scale aims at; None: the format's own) matter for `amax` only.
+    `scale_rule`: one of `mxref.scales.EXPONENT_RULES` for power-of-two scales; `amax` (amax / element max, rounded
+    to the scale format) for scales with a mantissa. `encode_order`, `decode_order`, `scale_max`
+    (largest block scale that a computed tensor scale aims at; None: the format's own), `scale_min` (smallest block scale;
+    None: it may round to 0) and `amax_dtype` (`float32`, or `input`: what is computed of amax alone is rounded to the
+    input's dtype) matter for `amax` only.
     `rounding`, `overflow`: of the elements, as in `encode`. `nan`: `poison` (the block decodes to NaN) or
     `raise`. `inf`: `nan` (as a NaN) or `saturate` (largest scale, largest element). `zero_block`: scale of an
     all-zero block, `zero_code` (code 0) or `one` (1.0). `negative_zero`: `keep`, `drop_quotient` (a zero
@@ -53,7 +56,8 @@ class Recipe:
     e.g. 16 for 16 x 16 blocks. `transform`: None or a `Hadamard`. `search`: `none`, `mse` (power-of-two
     scales: of the rule's exponent, one above, one below, the first with the least squared error),
     `four_over_six_mse` or `four_over_six_mae` (block maximum to the element's max or to 2/3 of it).
-    `format`: the only block format it applies to, or None.
+    `format`: the only block format it applies to, several of them, or None. `faults`: names in `mxref.producers.FAULTS`, of
+    what is wrong in the producer that the recipe reproduces; only that producer's own row may have them.
     """
 
     name: str
@@ -62,6 +66,8 @@ class Recipe:
     encode_order: str = "nvidia"
     decode_order: str = "block_times_tensor"
     scale_max: float | None = None
+    scale_min: float | None = None
+    amax_dtype: str = "float32"
     rounding: str = "nearest_even"
     overflow: str = "saturate"
     nan: str = "poison"
@@ -71,7 +77,8 @@ class Recipe:
     block_rows: int = 1
     transform: Hadamard | None = None
     search: str = "none"
-    format: str | None = None
+    format: str | tuple[str, ...] | None = None
+    faults: tuple[str, ...] = ()
 
     def __post_init__(self):
         check_choice("scale_rule", self.scale_rule, (*EXPONENT_RULES, "amax"))
@@ -87,6 +94,9 @@ class Recipe:
         check_number("block_rows", self.block_rows, 1)
         if self.scale_max is not None:
             check_number("scale_max", self.scale_max, FLOAT_SMALLEST, FLOAT_MAX, "None or a finite number > 0")
+        if self.scale_min is not None:
+            check_number("scale_min", self.scale_min, FLOAT_SMALLEST, FLOAT_MAX, "None or a finite number > 0")
+        check_choice("amax_dtype", self.amax_dtype, ("float32", "input"))
         if self.transform is not None:
             check_type("transform", self.transform, Hadamard)
         if self.search != "none" and (self.search == "mse") == (self.scale_rule == "amax"):
@@ -97,6 +107,23 @@ class Recipe:
             raise ValueError(f"encode_order='exact' with {given}: expected nearest_even, saturate, keep")
         if self.inf == "saturate" and self.overflow == "special":
             raise ValueError("inf='saturate' and overflow='special': expected the same of an Inf as of what overflows")
+        for fault in self.faults:
+            check_choice("faults", fault, tuple(FAULTS))
+        if self.faults and not self._is_row_of(ROWS.get(self.name)):
+            given = f"faults={self.faults} of recipe {self.name!r}"
+            raise ValueError(f"{given}: expected none; a producer's faults are in that producer's own row alone")
+
+    def _is_row_of(self, row: dict | None) -> bool:
+        defaults = {f.name: f.default for f in fields(self)}
+        return row is not None and all(getattr(self, name) == row.get(name, defaults[name]) for name in defaults)
+
+    def is_for(self, format: str) -> bool:
+        """Whether `format` is one of the block formats that it applies to."""
+        return self.format is None or format in ((self.format,) if isinstance(self.format, str) else self.format)
+
+    def fits(self, format: BlockFormat) -> bool:
+        """Whether it applies to `format`, and its scale rule to the format's scales."""
+        return self.is_for(format.name) and (self.scale_rule == "amax") != format.scale.is_power_of_two
 
     @property
     def tensor_scale_direction(self) -> str:
@@ -112,8 +139,6 @@ class Recipe:
         ]
         return f"{self.name}({', '.join(shown)})"
 
-
-_VLLM_NVFP4 = dict(decode_order="block_over_tensor", inf="saturate", negative_zero="drop_quotient")
 
 RECIPES = by_name(
     Recipe("ocp", "floor", "OCP MX v1.0, 6.3: floor(log2 amax) - emax; the block maximum may saturate"),
@@ -131,27 +156,7 @@ RECIPES = by_name(
         search="four_over_six_mse",
     ),
     Recipe("nvidia_16x16", "amax", "as nvidia with one scale for 16 x 16 elements", block_rows=16),
-    Recipe(
-        "vllm_torch",
-        "amax",
-        "vLLM's NVFP4 emulation, PyTorch path: reciprocal of a reciprocal; a quotient of -0 becomes +0",
-        encode_order="vllm_torch",
-        **_VLLM_NVFP4,
-    ),
-    Recipe(
-        "vllm_triton",
-        "amax",
-        "vLLM's NVFP4 emulation, Triton path: gs / block scale; a quotient of -0 becomes +0",
-        encode_order="vllm_triton",
-        **_VLLM_NVFP4,
-    ),
-    Recipe(
-        "quark_even",
-        "even",
-        "AMD Quark, and vLLM's MXFP4 and MXFP6 emulation, which calls it: even, and no negative zeros",
-        inf="saturate",
-        negative_zero="drop",
-    ),
+    *(Recipe(**row) for row in ROWS.values()),
 )
 
 
@@ -161,10 +166,10 @@ def resolve_recipe(recipe: str | Recipe | None, format: BlockFormat, argument: s
     Raises ValueError for an unknown name (listing the known ones) or a recipe that conflicts with the format.
     """
     recipe = look_up(argument, format.default_recipe if recipe is None else recipe, RECIPES, Recipe)
-    if recipe.format is not None and recipe.format != format.name:
+    if not recipe.is_for(format.name):
         raise ValueError(f"{argument} {recipe.name!r} is for {recipe.format}, not for format {format.name!r}")
     if (recipe.scale_rule == "amax") == format.scale.is_power_of_two:
-        fitting = [r.name for r in RECIPES.values() if (r.scale_rule == "amax") != format.scale.is_power_of_two]
+        fitting = [r.name for r in RECIPES.values() if r.fits(format)]
         raise ValueError(
             f"{argument} {recipe.name!r} (scale_rule={recipe.scale_rule!r}) does not fit format {format.name!r} with "
             f"{format.scale.name} scales; recipes that do: {', '.join(fitting)}"

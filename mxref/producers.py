@@ -1,0 +1,324 @@
+"""Producers: the quantizers of other projects as rows of data, and their faults as small named steps.
+
+What a producer chose is a field of its row like any other recipe's. What is wrong in it, a float logarithm, a NaN that turns
+into a zero, a scale byte that does not say what was used, is a `Fault`: a step that changes one intermediate
+result after the reference has computed it. A recipe names its faults, and only a row of this file may: nobody
+should get them without asking for the producer by its name.
+
+Every row was compared with the producer's own output, bit for bit; `benchmarks/results/producers.json` is the record.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from mxref.elements import HIDDEN_BIT, INF_BITS, MAGNITUDE_MASK, round_to_codes, split
+from mxref.formats import FLOAT_BIAS, FLOAT_MANTISSA_BITS, BlockFormat
+from mxref.orders import TensorScale
+
+QUIET_NAN = 0x7FC00000
+SIGN = -(1 << 31)
+
+
+class Blocks(NamedTuple):
+    """What a step may look at: float32 blocks `[n, b]` as they came, their dtype before, their amax as bits `[n]`."""
+
+    x: torch.Tensor
+    dtype: torch.dtype
+    amax: torch.Tensor
+    format: BlockFormat
+    rule: str
+    tensor: TensorScale
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A step after one of the reference's: `step(result, ...)` gives what the producer has instead of `result`.
+
+    `point` says which: `tensor_amax`, `tensor_scale`, `scales` (codes of them), `quotient`, `codes`, `blocks` (codes and
+    scales of finished blocks), or in decoding `factor` (of each block) and `zeros`. `summary`: what is wrong, in one line.
+    """
+
+    point: str
+    step: Callable[..., Any]
+    summary: str
+
+    @property
+    def decodes(self) -> bool:
+        """Whether it changes what codes and scales mean."""
+        return self.point in ("factor", "zeros")
+
+
+FAULTS: dict[str, Fault] = {}
+
+
+def _fault(point: str, summary: str) -> Callable:
+    """Enter the decorated step in `FAULTS`, under its own name."""
+
+    def entered(step: Callable) -> Callable:
+        FAULTS[step.__name__.lstrip("_")] = Fault(point, step, summary)
+        return step
+
+    return entered
+
+
+def after(point: str, faults: tuple[str, ...], result: Any, *others: Any) -> Any:
+    """`result`, or what the steps at `point` among `faults` make of it."""
+    for name in faults:
+        if FAULTS[name].point == point:
+            result = FAULTS[name].step(result, *others)
+    return result
+
+
+# ---- scales through a float logarithm -----------------------------------------------------------------------------------
+
+# 2^(-2^-n) and 2^(2^-n) for n = 1 ... 26 as 24-bit significands, rounded up and down: where a logarithm, rounded to a
+# dtype whose last place there is 2^(1 - n), becomes the next integer.
+_BELOW = (
+    11863284, 14107901, 15384775, 16065918, 16417715, 16596493, 16686610, 16731852, 16754519, 16765864, 16771539, 16774378,
+    16775797, 16776507, 16776862, 16777039, 16777128, 16777172, 16777194, 16777205, 16777211, 16777214, 16777215,
+)  # fmt: skip
+_ABOVE = (
+    11863283, 9975792, 9147841, 8760003, 8572294, 8479953, 8434157, 8411351, 8399972, 8394288, 8391447, 8390027,
+    8389317, 8388962, 8388785, 8388696, 8388652, 8388630, 8388619, 8388613, 8388610, 8388609,
+)  # fmt: skip
+_SIGNIFICAND_BITS = {torch.float32: 24, torch.bfloat16: 8, torch.float16: 11}
+_LOWEST = -150  # of the logarithms of float32's magnitudes, rounded down
+
+
+def _becomes(k: int, bits: int, below: bool) -> int:
+    """The significand from which the logarithm, rounded to `bits`, of a number just below (above: until which) 2^k is k."""
+    size = abs(k)
+    narrow = below == (k > 0) and size & (size - 1) == 0  # below a power of two steps are half as wide
+    n = bits + 1 - size.bit_length() + narrow
+    thresholds, never = (_BELOW, 2 * HIDDEN_BIT) if below else (_ABOVE, HIDDEN_BIT)
+    return thresholds[n - 1] if k != 0 and n <= len(thresholds) else never
+
+
+def _thresholds(amax: torch.Tensor, exponent: torch.Tensor, dtype: torch.dtype, below: bool) -> torch.Tensor:
+    """`_becomes` of each exponent, with the precision of `dtype`."""
+    table = [_becomes(k, _SIGNIFICAND_BITS[dtype], below) for k in range(_LOWEST, FLOAT_BIAS + 2)]
+    return torch.tensor(table, dtype=torch.int32, device=amax.device)[(exponent - _LOWEST).long()]
+
+
+def floor_log2(amax: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """floor of the logarithm rounded to `dtype`, int32, of float32 bits of positive finite numbers of that dtype."""
+    biased, significand = split(amax)
+    exponent = biased - FLOAT_BIAS
+    return exponent + (significand >= _thresholds(amax, exponent + 1, dtype, below=True))
+
+
+def ceil_log2(amax: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """ceil of the logarithm rounded to `dtype`, otherwise as `floor_log2`."""
+    biased, significand = split(amax)
+    exponent = biased - FLOAT_BIAS
+    return exponent + (significand > _thresholds(amax, exponent, dtype, below=False))
+
+
+@_fault("scales", "the exponent comes from a float32 logarithm, wrong beside powers of two")
+def _log2(scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    """Scale codes of the rule's exponent, by a logarithm rounded to the dtype in which the producer takes it."""
+    return _through_log2(scales, blocks, torch.float32)
+
+
+@_fault("scales", "the exponent comes from a logarithm rounded to the input's dtype")
+def _log2_of_input(scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    return _through_log2(scales, blocks, blocks.dtype)
+
+
+def _through_log2(scales: torch.Tensor, blocks: Blocks, dtype: torch.dtype) -> torch.Tensor:
+    element, scale = blocks.format.element, blocks.format.scale
+    if blocks.rule in ("rceil", "rfloor"):
+        largest = blocks.amax.view(torch.float32)
+        amax, subtracted = (largest / torch.full_like(largest, element.max)).view(torch.int32), 0
+    else:
+        amax, subtracted = blocks.amax, element.emax
+    log2 = floor_log2 if blocks.rule in ("floor", "rfloor") else ceil_log2
+    codes = (log2(amax, dtype) - subtracted + scale.bias).clamp(0, scale.max_code).masked_fill(amax == 0, 0)
+    return torch.where(amax < INF_BITS, codes, scales)
+
+
+# ---- special values -----------------------------------------------------------------------------------------------------
+
+
+@_fault("scales", "a block that holds Inf gets the scale of an amax of 2^128")
+def _inf_as_exponent_128(scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    scale = FLOAT_BIAS + 1 - blocks.format.element.emax + blocks.format.scale.bias
+    return scales.masked_fill(blocks.amax == INF_BITS, scale)
+
+
+@_fault("quotient", "codes of scale byte 0 (2^-127) are made with 2^-126")
+def _half_at_scale_byte_0(quotient: torch.Tensor, scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    return torch.where(scales[:, None] == 0, quotient * 0.5, quotient)
+
+
+@_fault("quotient", "codes of scale byte 0 (2^-127) are made with 1")
+def _unscaled_at_scale_byte_0(quotient: torch.Tensor, scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    return torch.where(scales[:, None] == 0, blocks.x, quotient)
+
+
+@_fault("codes", "every zero becomes -0")
+def _zero_is_negative(codes: torch.Tensor, quotient: torch.Tensor, scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    return codes.masked_fill(quotient == 0, blocks.format.element.sign_mask)
+
+
+@_fault("zeros", "the code of -0 decodes to +0")
+def _negative_zero_decodes_positive(values: torch.Tensor) -> torch.Tensor:
+    return torch.where(values == 0, 0.0, values)
+
+
+@_fault("blocks", "a block that holds NaN gets scale byte 0 (2^-127)")
+def _nan_block_scale_0(made: tuple[torch.Tensor, torch.Tensor], blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
+    (codes, scales), element = made, blocks.format.element
+    poisoned = blocks.amax > INF_BITS
+    recoded = round_to_codes(blocks.x * (1.0 / blocks.format.scale.values[0]), element)
+    if element.nan_code is None:  # sign(NaN), which only bfloat16 makes negative
+        recoded = recoded.masked_fill(blocks.x.isnan(), element.sign_mask if blocks.dtype == torch.bfloat16 else 0)
+    else:
+        recoded = torch.where(blocks.x.isnan(), recoded & element.sign_mask | element.sign_mask - 1, recoded)
+    return torch.where(poisoned[:, None], recoded, codes), scales.masked_fill(poisoned, 0)
+
+
+@_fault("blocks", "a block that holds NaN or Inf becomes -0")
+def _special_is_negative_zero(made: tuple[torch.Tensor, torch.Tensor], blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
+    codes, scales = made
+    special = blocks.amax >= INF_BITS
+    return codes.masked_fill(special[:, None], blocks.format.element.sign_mask), scales.masked_fill(special, 0)
+
+
+@_fault("blocks", "codes of a block with NaN are cut out of float32 bits")
+def _torchao_nan(made: tuple[torch.Tensor, torch.Tensor], blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
+    """A block with NaN is divided by Inf (`rceil`: multiplied by NaN); the code of a NaN, which means nothing, is cut out of
+    its float32 bits, of Inf / Inf those of the negative NaN that x86 makes."""
+    (codes, scales), element = made, blocks.format.element
+    poisoned = (blocks.amax > INF_BITS)[:, None]
+    if blocks.rule == "rceil":
+        bits = torch.full_like(codes, QUIET_NAN)
+    else:
+        bits = torch.where(blocks.x.isnan(), blocks.x.view(torch.int32) | QUIET_NAN, blocks.x.view(torch.int32) & SIGN)
+        bits = torch.where(blocks.x.isinf(), SIGN | QUIET_NAN, bits)
+    magnitude = bits & MAGNITUDE_MASK
+    if element.nan_code is None:
+        shift = FLOAT_MANTISSA_BITS - element.mantissa_bits
+        rebased = magnitude + ((element.bias - FLOAT_BIAS) << FLOAT_MANTISSA_BITS)
+        cut = (rebased + (1 << (shift - 1)) - 1 + ((magnitude >> shift) & 1)) >> shift
+        cut &= element.code_count - 1
+    else:
+        cut = torch.full_like(magnitude, element.sign_mask - 1)
+    made = torch.where(magnitude > INF_BITS, cut, 0) | element.sign_mask * (bits < 0).int()
+    return torch.where(poisoned, made, codes), scales
+
+
+@_fault("blocks", "an amax that rounds to Inf makes a block of zeros with scale 1")
+def _rounds_to_inf(made: tuple[torch.Tensor, torch.Tensor], blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
+    (codes, scales), element = made, blocks.format.element
+    half = 1 << (FLOAT_MANTISSA_BITS - (2 if blocks.rule == "even_one_bit" else 1 + element.mantissa_bits))
+    infinite = (blocks.amax <= INF_BITS) & (blocks.amax + half >= INF_BITS)
+    zeros = element.sign_mask * (blocks.x < 0).int() if element.bits > 4 else torch.zeros_like(codes)
+    if element.nan_code is not None:
+        zeros = torch.where(blocks.x.isinf(), element.nan_code, zeros)
+    return torch.where(infinite[:, None], zeros, codes), scales.masked_fill(infinite, blocks.format.scale.bias)
+
+
+# ---- tensor scales ------------------------------------------------------------------------------------------------------
+
+
+@_fault("tensor_amax", "one NaN makes the tensor scale a NaN")
+def _nan_reaches_tensor_scale(amax: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return torch.where(x.isnan().any(), torch.nan, amax)
+
+
+@_fault("tensor_scale", "the scale of a tensor of zeros is 0, and divides")
+def _tensor_scale_0(scale: TensorScale, amax: torch.Tensor, largest: float) -> TensorScale:
+    stored = amax / torch.full_like(amax, largest)
+    return TensorScale(stored, stored)
+
+
+@_fault("blocks", "0 / 0 leaves a block scale that is NaN")
+def _nan_scale(made: tuple[torch.Tensor, torch.Tensor], blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
+    (codes, scales), scale = made, blocks.format.scale
+    of_zeros = (blocks.tensor.stored == 0) & (blocks.amax == 0)
+    scales = scales.masked_fill(blocks.tensor.stored.isnan(), scale.nan_code)
+    return codes, scales.masked_fill(of_zeros, scale.nan_code | scale.sign_mask)  # x86's 0 / 0 is negative
+
+
+@_fault("blocks", "0 / 0, or a NaN elsewhere, leaves a block scale that is NaN")
+def _torchao_nan_scale(made: tuple[torch.Tensor, torch.Tensor], blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
+    (codes, scales), scale = _nan_scale(made, blocks), blocks.format.scale
+    of_others = blocks.tensor.stored.isnan() & (blocks.amax <= INF_BITS)
+    return codes, scales.masked_fill(of_others, scale.nan_code | scale.sign_mask)
+
+
+def _no_scale(blocks: Blocks) -> torch.Tensor:
+    """Which blocks got a NaN for a scale because of their tensor's."""
+    stored = blocks.tensor.stored
+    return stored.isnan() | (stored == 0) & (blocks.amax == 0)
+
+
+@_fault("quotient", "a quotient that is NaN becomes the largest code")
+def _nan_is_max(quotient: torch.Tensor, scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    return quotient.nan_to_num(nan=torch.inf)
+
+
+@_fault("quotient", "a quotient that is NaN becomes a code cut out of its bits")
+def _torchao_nan_quotient(quotient: torch.Tensor, scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    """Codes 12 and 4 where the scale is NaN, 11 for 0 * Inf, as the values that round to them."""
+    nan = torch.where(_no_scale(blocks), -2.0, -1.5)
+    nan = torch.where((blocks.amax > INF_BITS) & ~blocks.tensor.stored.isnan(), 2.0, nan)[:, None]
+    return torch.where(quotient.isnan() | (nan != -1.5), nan, quotient)
+
+
+@_fault("scales", "a block scale that rounds to 0 becomes 0.125")
+def _scale_0_becomes_eighth(scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    return scales.masked_fill(scales == 0, blocks.format.scale.positive.index(0.125))
+
+
+# ---- rows ---------------------------------------------------------------------------------------------------------------
+
+_VLLM = dict(scale_rule="amax", decode_order="block_over_tensor", inf="saturate", negative_zero="drop_quotient")
+_TORCHAO = dict(inf="saturate", format=("mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3", "mxfp8_e5m2"),
+                faults=("inf_as_exponent_128", "half_at_scale_byte_0", "torchao_nan"))  # fmt: skip
+_CT = dict(inf="saturate", faults=("rounds_to_inf", "nan_block_scale_0"))
+_ZERO_TENSOR = ("nan_reaches_tensor_scale", "tensor_scale_0")
+
+_ROWS = (
+    dict(name="vllm_torch", encode_order="vllm_torch", **_VLLM,
+         summary="vLLM's NVFP4 emulation, PyTorch path: reciprocal of a reciprocal; a quotient of -0 becomes +0"),
+    dict(name="vllm_triton", encode_order="vllm_triton", **_VLLM,
+         summary="vLLM's NVFP4 emulation, Triton path: gs / block scale; a quotient of -0 becomes +0"),
+    dict(name="compressed_tensors_mxfp4", scale_rule="even", negative_zero="drop_quotient", format="mxfp4", **_CT,
+         summary="as ocp_even; an input of -0 becomes +0"),
+    dict(name="compressed_tensors_mxfp6", scale_rule="even", format="mxfp6_e2m3", **_CT, summary="as ocp_even"),
+    dict(name="compressed_tensors_mxfp8", scale_rule="even_one_bit", format="mxfp8_e4m3", **_CT,
+         summary="as ocp_even with the threshold of FP4, 1.75, instead of 1.9375"),
+    dict(name="compressed_tensors_nvfp4", scale_rule="amax", encode_order="compressed_tensors", format="nvfp4",
+         decode_order="block_over_tensor", amax_dtype="input", negative_zero="drop_quotient",
+         faults=("nan_reaches_tensor_scale", "scale_0_becomes_eighth"),
+         summary="divides by scale / (2688 / amax); in bfloat16 and float16 so are the tensor scale and amax / 6"),
+    dict(name="modelopt_mxfp4", scale_rule="rceil", rounding="ties_toward_zero", format="mxfp4",
+         faults=("log2", "zero_is_negative", "special_is_negative_zero"), summary="as ocp_rceil, ties go toward zero"),
+    dict(name="modelopt_mxfp8", scale_rule="rceil", inf="saturate", format="mxfp8_e4m3",
+         faults=("log2", "nan_block_scale_0"), summary="as ocp_rceil; an Inf becomes the largest element"),
+    dict(name="modelopt_nvfp4", scale_rule="amax", encode_order="modelopt", scale_min=2.0**-9, zero_block="one",
+         negative_zero="drop_quotient", format="nvfp4",
+         faults=(*_ZERO_TENSOR, "nan_is_max", "nan_scale", "negative_zero_decodes_positive"),
+         summary="divides by scale * (amax / 2688); no block scale is 0: at least 2^-9, and 1 for a block of zeros"),
+    dict(name="quark_even", scale_rule="even", inf="saturate", negative_zero="drop",
+         summary="AMD Quark, and vLLM's MXFP4 and MXFP6 emulation, which calls it: even, and no negative zeros"),
+    dict(name="quark_floor", scale_rule="floor", negative_zero="drop", faults=("log2_of_input",),
+         summary="as ocp, and no negative zeros"),
+    dict(name="quark_ceil", scale_rule="ceil", negative_zero="drop", faults=("log2_of_input",),
+         summary="as ocp_ceil, and no negative zeros"),
+    dict(name="torchao_floor", scale_rule="floor", **_TORCHAO, summary="as ocp"),
+    dict(name="torchao_ceil", scale_rule="ceil", **_TORCHAO, summary="as ocp_ceil"),
+    dict(name="torchao_even", scale_rule="even", **_TORCHAO, summary="as ocp_even"),
+    dict(_TORCHAO, name="torchao_rceil", scale_rule="rceil", faults=("log2", "unscaled_at_scale_byte_0", "torchao_nan"),
+         summary="as ocp_rceil, eager; an Inf becomes the largest element"),
+    dict(name="torchao_nvfp4", scale_rule="amax", encode_order="torchao", scale_min=2.0**-6, format="nvfp4",
+         faults=(*_ZERO_TENSOR, "torchao_nan_quotient", "torchao_nan_scale"),
+         summary="multiplies by (1 / (amax / 2688)) / scale; block scales from 2^-6 up; one level: tensor_scale='none'"),
+)  # fmt: skip
+
+ROWS: dict[str, dict[str, Any]] = {row["name"]: row for row in _ROWS}
