@@ -23,8 +23,8 @@ class Layout:
     """One way to store a weight: the suffixes and dtypes of its tensors, and how to read them.
 
     A weight `stem + weight` is made of `stem + codes`, `stem + scales` and, where they exist, `stem + tensor_scale` and
-    `stem + input_scale`. `recipe`: what decodes it, and of the named recipes the nearest to what its tool encodes by;
-    its direction is that of both scales. `axis`: the packed one. `scale_layout`: a name in `mxref.packing.LAYOUTS`.
+    `stem + input_scale`. `recipe`: what its tool encodes and decodes by (of AMD Quark's NVFP4, what decodes it); its
+    direction is that of both scales. `axis`: the packed one. `scale_layout`: a name in `mxref.packing.LAYOUTS`.
     `code_blocks`: codes are `[..., blocks, bytes]`.
     """
 
@@ -58,7 +58,7 @@ def _nvfp4(recipe: str, **others) -> Layout:
 
 def _torchao(format: str, codes_dtype: str, scale_layout: str) -> Layout:
     suffixes = dict(codes="._weight_qdata", scales="._weight_scale")
-    return Layout(format, "ocp_rceil", **suffixes, codes_dtype=codes_dtype, scale_layout=scale_layout)
+    return Layout(format, "torchao_rceil", **suffixes, codes_dtype=codes_dtype, scale_layout=scale_layout)
 
 
 _TWO = dict(tensor_scale=".weight_scale_2", input_scale=".input_scale")
@@ -69,15 +69,15 @@ _GLOBAL = dict(codes=".weight_packed", tensor_scale=".weight_global_scale", inpu
 DIALECTS: dict[str, tuple[Layout, ...]] = {
     "plain": (),
     "compressed-tensors": (
-        _nvfp4("vllm_torch", **_GLOBAL),
-        Layout("mxfp4", "ocp_even", codes=".weight_packed"),
-        Layout("mxfp8_e4m3", "ocp_even", codes_dtype="F8_E4M3"),
+        _nvfp4("compressed_tensors_nvfp4", **_GLOBAL),
+        Layout("mxfp4", "compressed_tensors_mxfp4", codes=".weight_packed"),
+        Layout("mxfp8_e4m3", "compressed_tensors_mxfp8", codes_dtype="F8_E4M3"),
     ),
     "modelopt": (
-        _nvfp4("nvidia", **_TWO),
-        _nvfp4("nvidia", **_EXPERTS, axis=-2),
-        Layout("mxfp4", "ocp_rceil"),
-        Layout("mxfp8_e4m3", "ocp_rceil", codes_dtype="F8_E4M3"),
+        _nvfp4("modelopt_nvfp4", **_TWO),
+        _nvfp4("modelopt_nvfp4", **_EXPERTS, axis=-2),
+        Layout("mxfp4", "modelopt_mxfp4"),
+        Layout("mxfp8_e4m3", "modelopt_mxfp8", codes_dtype="F8_E4M3"),
     ),
     "quark": (
         _nvfp4("nvidia", tensor_scale=".weight_scale_2", input_scale=".input_scale_2"),
