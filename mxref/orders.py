@@ -30,8 +30,7 @@ class EncodeOrder:
     `from_amax(amax, largest)`: the tensor scale that maps a tensor's amax to `largest` = element max x scale max.
     `given(stored)`: the same from a stored scale. `block_scale(amax, tensor, element_max)`: the block scale
     before it is rounded to the scale format. `multiplier(block_scale, tensor)`: what x is multiplied by
-    before its code is taken, from the rounded block scale; `divisor`: what it is divided by instead. All are None
-    for `exact`.
+    before its code is taken, from the rounded block scale; `divisor`: what divides it instead. `exact` has none of them.
     """
 
     from_amax: Callable[[torch.Tensor, float], TensorScale]
@@ -124,6 +123,7 @@ ENCODE_ORDERS: dict[str, EncodeOrder] = {
         _compressed_tensors_from_amax, _as_given, _compressed_tensors_block_scale, None, lambda s, tensor: s / tensor.forward
     ),
     "modelopt": EncodeOrder(_exact_from_amax, _as_given, _modelopt_block_scale, None, lambda s, tensor: s * tensor.stored),
+    "quark": EncodeOrder(_exact_from_amax, _as_given, _divide_block_scale, None, lambda s, tensor: s * tensor.stored),
     "torchao": EncodeOrder(_exact_from_amax, _as_given, _divide_block_scale, _torchao_multiplier),
 }
 

@@ -23,9 +23,9 @@ class Layout:
     """One way to store a weight: the suffixes and dtypes of its tensors, and how to read them.
 
     A weight `stem + weight` is made of `stem + codes`, `stem + scales` and, where they exist, `stem + tensor_scale` and
-    `stem + input_scale`. `recipe`: what its tool encodes and decodes by (of AMD Quark's NVFP4, what decodes it); its
-    direction is that of both scales. `axis`: the packed one. `scale_layout`: a name in `mxref.packing.LAYOUTS`.
-    `code_blocks`: codes are `[..., blocks, bytes]`.
+    `stem + input_scale`. `recipe`: what its tool encodes and decodes by; its direction is that of both scales. `inputs`:
+    the recipe of the layer's inputs, where that is another. `axis`: the packed one. `scale_layout`: a name in
+    `mxref.packing.LAYOUTS`. `code_blocks`: codes are `[..., blocks, bytes]`.
     """
 
     format: str
@@ -40,6 +40,7 @@ class Layout:
     axis: int = -1
     scale_layout: str = "linear"
     code_blocks: bool = False
+    inputs: str | None = None
 
     @property
     def block(self) -> BlockFormat:
@@ -80,7 +81,7 @@ DIALECTS: dict[str, tuple[Layout, ...]] = {
         Layout("mxfp8_e4m3", "modelopt_mxfp8", codes_dtype="F8_E4M3"),
     ),
     "quark": (
-        _nvfp4("nvidia", tensor_scale=".weight_scale_2", input_scale=".input_scale_2"),
+        _nvfp4("quark_nvfp4", **_TWO | dict(input_scale=".input_scale_2"), inputs="quark_nvfp4_input"),
         Layout("mxfp4", "quark_even"),
         Layout("mxfp6_e2m3", "quark_even"),
         Layout("mxfp6_e3m2", "quark_even"),
@@ -144,7 +145,7 @@ def matches(pattern: str, module: str) -> bool:
 
 def activation_recipe(dialect: str, says: Declared) -> str | None:
     """The recipe by which the tools of `dialect` quantize activations; None where they stay as they are."""
-    return next((layout.recipe for layout in DIALECTS[dialect] if layout.format == says.activations), None)
+    return next((layout.inputs or layout.recipe for layout in DIALECTS[dialect] if layout.format == says.activations), None)
 
 
 def find_dialect(config: dict, producer_config: dict, given: str | None, has_codes: bool) -> tuple[str, dict]:
