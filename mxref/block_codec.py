@@ -25,7 +25,7 @@ def encode_blocks(
     """
     dtype, x = x.dtype, x.float()
     amax = (x.view(torch.int32) & MAGNITUDE_MASK).amax(-1)  # as bits: exact, and NaN is the largest of all
-    blocks = Blocks(x, dtype, amax, format, recipe.scale_rule, tensor)
+    blocks = Blocks(x, dtype, amax, format, recipe, tensor)
     poisoned = amax >= INF_BITS if recipe.inf == "nan" else amax > INF_BITS
     amax = amax.masked_fill(poisoned, 0)
     x = torch.where(poisoned[:, None], 0.0, x)
@@ -35,8 +35,8 @@ def encode_blocks(
         scales = after("scales", recipe.faults, scales, blocks)
         codes = _element_codes(x, scales, format, recipe, tensor, random_words, blocks)
         if recipe.search != "none":
-            difference = x - decode_blocks(codes, scales, format, recipe, tensor.stored)
-            error = sum_in_order(difference.abs() if recipe.search.endswith("mae") else difference * difference, dim=1)
+            decoded = decode_blocks(codes, scales, format, recipe, tensor.stored)
+            error = after("error", recipe.faults, _error(x - decoded, recipe.search), codes, scales, blocks)
             if best is not None:
                 wins = error < best[2]
                 codes = torch.where(wins[:, None], codes, best[0])
@@ -80,6 +80,13 @@ def scale_candidates(
     if recipe.search == "mse":
         yield 2.0, torch.where(amax == 0, scales, (scales + 1).clamp(max=format.scale.max_code))
         yield 0.5, torch.where(amax == 0, scales, (scales - 1).clamp(min=0))
+
+
+def _error(difference: torch.Tensor, search: str) -> torch.Tensor:
+    """What a search makes least, `[n]`, of differences `[n, b]`."""
+    if search.endswith("max"):
+        return difference.abs().amax(1)
+    return sum_in_order(difference.abs() if search.endswith("mae") else difference * difference, dim=1)
 
 
 def _element_codes(

@@ -10,11 +10,12 @@ Every row was compared with the producer's own output, bit for bit; `benchmarks/
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import log2
 from typing import Any, NamedTuple
 
 import torch
 
-from mxref.elements import HIDDEN_BIT, INF_BITS, MAGNITUDE_MASK, round_to_codes, split
+from mxref.elements import HIDDEN_BIT, INF_BITS, MAGNITUDE_MASK, ldexp, round_to_codes, split
 from mxref.formats import FLOAT_BIAS, FLOAT_MANTISSA_BITS, BlockFormat
 from mxref.orders import TensorScale
 
@@ -29,7 +30,7 @@ class Blocks(NamedTuple):
     dtype: torch.dtype
     amax: torch.Tensor
     format: BlockFormat
-    rule: str
+    recipe: Any  # a Recipe; that module imports this one
     tensor: TensorScale
 
 
@@ -119,25 +120,76 @@ def ceil_log2(amax: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 @_fault("scales", "the exponent comes from a float32 logarithm, wrong beside powers of two")
 def _log2(scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
-    """Scale codes of the rule's exponent, by a logarithm rounded to the dtype in which the producer takes it."""
-    return _through_log2(scales, blocks, torch.float32)
+    return _through_log2(scales, blocks, torch.float32).clamp(0, blocks.format.scale.nan_code)
 
 
-@_fault("scales", "the exponent comes from a logarithm rounded to the input's dtype")
+@_fault("scales", "the exponent comes from a logarithm rounded to the input's dtype, and beyond 2^127 is NaN")
 def _log2_of_input(scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
-    return _through_log2(scales, blocks, blocks.dtype)
+    return _through_log2(scales, blocks, blocks.dtype).clamp(0, blocks.format.scale.nan_code)
+
+
+@_fault("scales", "as log2_of_input; a power that underflows in the input's dtype becomes 2^-23")
+def _log2_power_of_input(scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    codes, bias = _through_log2(scales, blocks, blocks.dtype), blocks.format.scale.bias
+    underflows = codes < log2(torch.finfo(blocks.dtype).smallest_normal * torch.finfo(blocks.dtype).eps) + bias
+    codes = codes.masked_fill(underflows | (blocks.amax == 0), bias - FLOAT_MANTISSA_BITS)
+    return codes.clamp(0, blocks.format.scale.nan_code)
+
+
+@_fault("scales", "the step between int8 codes is at least 2^-126")
+def _int8_step_is_normal(scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    return scales.clamp(min=1 + blocks.format.element.bias)
+
+
+@_fault("scales", "a block of zeros is scaled as one of 2^-126")
+def _zeros_as_smallest_normal(scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    code = max(1 + blocks.format.scale.min_exponent - blocks.format.element.emax + blocks.format.scale.bias, 0)
+    return scales.masked_fill(blocks.amax == 0, code if blocks.dtype != torch.float16 else 0)
 
 
 def _through_log2(scales: torch.Tensor, blocks: Blocks, dtype: torch.dtype) -> torch.Tensor:
+    """Scale codes of the rule's exponent, beyond what a scale holds where it is; others are left alone."""
     element, scale = blocks.format.element, blocks.format.scale
-    if blocks.rule in ("rceil", "rfloor"):
+    if blocks.recipe.scale_rule in ("rceil", "rfloor"):
         largest = blocks.amax.view(torch.float32)
         amax, subtracted = (largest / torch.full_like(largest, element.max)).view(torch.int32), 0
     else:
         amax, subtracted = blocks.amax, element.emax
-    log2 = floor_log2 if blocks.rule in ("floor", "rfloor") else ceil_log2
-    codes = (log2(amax, dtype) - subtracted + scale.bias).clamp(0, scale.max_code).masked_fill(amax == 0, 0)
-    return torch.where(amax < INF_BITS, codes, scales)
+    rounded = floor_log2 if blocks.recipe.scale_rule in ("floor", "rfloor") else ceil_log2
+    codes = rounded(amax.clamp(1, INF_BITS - 1), dtype) - subtracted + scale.bias
+    return torch.where(amax < INF_BITS, codes.masked_fill(amax == 0, 0), scales)
+
+
+# ---- elements through float arithmetic ----------------------------------------------------------------------------------
+
+
+@_fault("quotient", "adding 1/2 before rounding down lifts the last number below half of the smallest step")
+def _adds_half(quotient: torch.Tensor, scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    half = blocks.format.element.quantum / 2
+    last = half * (1 - torch.finfo(blocks.dtype).eps / 2)
+    return torch.where(quotient.abs() == last, torch.copysign(torch.full_like(quotient, 1.5 * half), quotient), quotient)
+
+
+@_fault("quotient", "just below a power of two a logarithm picks the coarser step of the numbers above it")
+def _element_log2_of_input(quotient: torch.Tensor, scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    element, magnitude = blocks.format.element, quotient.view(torch.int32) & MAGNITUDE_MASK
+    if element.kind == "integer":
+        return quotient
+    usable = magnitude.clamp(1, INF_BITS - 1)
+    exponent, rounded = split(usable)[0] - FLOAT_BIAS, floor_log2(usable, blocks.dtype)
+    coarse = ldexp(torch.full_like(quotient, 1.0 - 2.0**-element.mantissa_bits), rounded)
+    lowered = (rounded > exponent) & (rounded > element.min_exponent) & (magnitude == usable)
+    lowered &= rounded < log2(torch.finfo(blocks.dtype).max)
+    return torch.where(lowered, torch.copysign(coarse, quotient), quotient)
+
+
+@_fault("codes", "in float16 a quotient of which the logarithm rounds to 16 is divided by Inf, and NaN")
+def _element_power_overflows(codes: torch.Tensor, quotient: torch.Tensor, scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    if blocks.dtype != torch.float16 or blocks.format.element.nan_code is None:
+        return codes
+    magnitude = quotient.view(torch.int32) & MAGNITUDE_MASK
+    beyond = floor_log2(magnitude.clamp(1, INF_BITS - 1), blocks.dtype) >= log2(torch.finfo(blocks.dtype).max)
+    return codes.masked_fill(beyond, blocks.format.element.nan_code)
 
 
 # ---- special values -----------------------------------------------------------------------------------------------------
@@ -194,7 +246,7 @@ def _torchao_nan(made: tuple[torch.Tensor, torch.Tensor], blocks: Blocks) -> tup
     its float32 bits, of Inf / Inf those of the negative NaN that x86 makes."""
     (codes, scales), element = made, blocks.format.element
     poisoned = (blocks.amax > INF_BITS)[:, None]
-    if blocks.rule == "rceil":
+    if blocks.recipe.scale_rule == "rceil":
         bits = torch.full_like(codes, QUIET_NAN)
     else:
         bits = torch.where(blocks.x.isnan(), blocks.x.view(torch.int32) | QUIET_NAN, blocks.x.view(torch.int32) & SIGN)
@@ -214,7 +266,7 @@ def _torchao_nan(made: tuple[torch.Tensor, torch.Tensor], blocks: Blocks) -> tup
 @_fault("blocks", "an amax that rounds to Inf makes a block of zeros with scale 1")
 def _rounds_to_inf(made: tuple[torch.Tensor, torch.Tensor], blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
     (codes, scales), element = made, blocks.format.element
-    half = 1 << (FLOAT_MANTISSA_BITS - (2 if blocks.rule == "even_one_bit" else 1 + element.mantissa_bits))
+    half = 1 << (FLOAT_MANTISSA_BITS - (2 if blocks.recipe.scale_rule == "even_one_bit" else 1 + element.mantissa_bits))
     infinite = (blocks.amax <= INF_BITS) & (blocks.amax + half >= INF_BITS)
     zeros = element.sign_mask * (blocks.x < 0).int() if element.bits > 4 else torch.zeros_like(codes)
     if element.nan_code is not None:
@@ -283,6 +335,16 @@ _TORCHAO = dict(inf="saturate", format=("mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mx
 _CT = dict(inf="saturate", faults=("rounds_to_inf", "nan_block_scale_0"))
 _ZERO_TENSOR = ("nan_reaches_tensor_scale", "tensor_scale_0")
 
+_QUARK = (
+    ("", ("log2_power_of_input",), ", and no negative zeros",
+     dict(negative_zero="drop", format=("mxfp4", "mxfp6_e2m3", "mxfp6_e3m2"))),
+    ("_mxfp8", ("log2_power_of_input",), "", dict(format=("mxfp8_e4m3", "mxfp8_e5m2"))),
+    ("_mxint8", ("log2_power_of_input", "int8_step_is_normal"), "", dict(format="mxint8")),
+)  # fmt: skip
+
+_MICROXCALING = dict(scale_rule="floor", negative_zero="drop_quotient")
+_MICROXCALING_LOG2 = ("log2_of_input", "zeros_as_smallest_normal", "element_power_overflows")
+
 _ROWS = (
     dict(name="vllm_torch", encode_order="vllm_torch", **_VLLM,
          summary="vLLM's NVFP4 emulation, PyTorch path: reciprocal of a reciprocal; a quotient of -0 becomes +0"),
@@ -297,6 +359,12 @@ _ROWS = (
          decode_order="block_over_tensor", amax_dtype="input", negative_zero="drop_quotient",
          faults=("nan_reaches_tensor_scale", "scale_0_becomes_eighth"),
          summary="divides by scale / (2688 / amax); in bfloat16 and float16 so are the tensor scale and amax / 6"),
+    dict(name="microxcaling_nearest", rounding="ties_away", **_MICROXCALING, faults=(*_MICROXCALING_LOG2, "adds_half"),
+         summary="as ocp, ties go away from zero; an input of -0 becomes +0"),
+    dict(name="microxcaling_even", **_MICROXCALING, faults=(*_MICROXCALING_LOG2, "adds_half"),
+         summary="as ocp; an input of -0 becomes +0"),
+    dict(name="microxcaling_floor", rounding="toward_zero", **_MICROXCALING,
+         faults=(*_MICROXCALING_LOG2, "element_log2_of_input"), summary="as ocp, elements rounded toward zero"),
     dict(name="modelopt_mxfp4", scale_rule="rceil", rounding="ties_toward_zero", format="mxfp4",
          faults=("log2", "zero_is_negative", "special_is_negative_zero"), summary="as ocp_rceil, ties go toward zero"),
     dict(name="modelopt_mxfp8", scale_rule="rceil", inf="saturate", format="mxfp8_e4m3",
@@ -307,10 +375,12 @@ _ROWS = (
          summary="divides by scale * (amax / 2688); no block scale is 0: at least 2^-9, and 1 for a block of zeros"),
     dict(name="quark_even", scale_rule="even", inf="saturate", negative_zero="drop",
          summary="AMD Quark, and vLLM's MXFP4 and MXFP6 emulation, which calls it: even, and no negative zeros"),
-    dict(name="quark_floor", scale_rule="floor", negative_zero="drop", faults=("log2_of_input",),
-         summary="as ocp, and no negative zeros"),
-    dict(name="quark_ceil", scale_rule="ceil", negative_zero="drop", faults=("log2_of_input",),
-         summary="as ocp_ceil, and no negative zeros"),
+    dict(name="quark_even_mxfp8", scale_rule="even", inf="saturate", format=("mxfp8_e4m3", "mxfp8_e5m2"),
+         summary="AMD Quark: as ocp_even; an Inf becomes the largest element"),
+    dict(name="quark_even_mxint8", scale_rule="even", inf="saturate", format="mxint8", faults=("int8_step_is_normal",),
+         summary="AMD Quark: as ocp_even; an Inf becomes the largest element"),
+    *(dict(name=f"quark_{rule}{suffix}", scale_rule=rule, faults=faults, summary=f"AMD Quark: as ocp{like}{more}", **others)
+      for rule, like in (("floor", ""), ("ceil", "_ceil")) for suffix, faults, more, others in _QUARK),
     dict(name="torchao_floor", scale_rule="floor", **_TORCHAO, summary="as ocp"),
     dict(name="torchao_ceil", scale_rule="ceil", **_TORCHAO, summary="as ocp_ceil"),
     dict(name="torchao_even", scale_rule="even", **_TORCHAO, summary="as ocp_even"),
