@@ -9,10 +9,10 @@ from math import isqrt
 import torch
 from einops import rearrange
 
-from mxref.elements import INF_BITS, MAGNITUDE_MASK, decode_codes, reciprocal, round_to_codes, sum_in_order
+from mxref.elements import INF_BITS, MAGNITUDE_MASK, decode_codes, reciprocal, round_to_codes
 from mxref.formats import BlockFormat
 from mxref.orders import DECODE_ORDERS, ENCODE_ORDERS, TensorScale, encode_quotient
-from mxref.producers import Blocks, after
+from mxref.producers import Blocks, after, search_error
 from mxref.recipes import Hadamard, Recipe
 from mxref.scales import scale_codes
 
@@ -36,7 +36,7 @@ def encode_blocks(
         codes = _element_codes(x, scales, format, recipe, tensor, random_words, blocks)
         if recipe.search != "none":
             decoded = decode_blocks(codes, scales, format, recipe, tensor.stored)
-            error = after("error", recipe.faults, _error(x - decoded, recipe.search), codes, scales, blocks)
+            error = after("error", recipe.faults, search_error(x - decoded, recipe.search), codes, scales, blocks)
             if best is not None:
                 wins = error < best[2]
                 codes = torch.where(wins[:, None], codes, best[0])
@@ -80,13 +80,6 @@ def scale_candidates(
     if recipe.search == "mse":
         yield 2.0, torch.where(amax == 0, scales, (scales + 1).clamp(max=format.scale.max_code))
         yield 0.5, torch.where(amax == 0, scales, (scales - 1).clamp(min=0))
-
-
-def _error(difference: torch.Tensor, search: str) -> torch.Tensor:
-    """What a search makes least, `[n]`, of differences `[n, b]`."""
-    if search.endswith("max"):
-        return difference.abs().amax(1)
-    return sum_in_order(difference.abs() if search.endswith("mae") else difference * difference, dim=1)
 
 
 def _element_codes(

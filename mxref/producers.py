@@ -15,8 +15,18 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mxref.elements import HIDDEN_BIT, INF_BITS, MAGNITUDE_MASK, ldexp, round_to_codes, split
-from mxref.formats import FLOAT_BIAS, FLOAT_MANTISSA_BITS, BlockFormat
+from mxref.elements import (
+    HIDDEN_BIT,
+    INF_BITS,
+    MAGNITUDE_MASK,
+    decode_codes,
+    ldexp,
+    reciprocal,
+    round_to_codes,
+    split,
+    sum_in_order,
+)
+from mxref.formats import FLOAT_BIAS, FLOAT_MANTISSA_BITS, FLOAT_MAX, BlockFormat
 from mxref.orders import TensorScale
 
 QUIET_NAN = 0x7FC00000
@@ -63,6 +73,13 @@ def _fault(point: str, summary: str) -> Callable:
         return step
 
     return entered
+
+
+def search_error(difference: torch.Tensor, search: str) -> torch.Tensor:
+    """What a recipe's search makes least, `[n]`, of differences `[n, b]`."""
+    if search.endswith("max"):
+        return difference.abs().amax(1)
+    return sum_in_order(difference.abs() if search.endswith("mae") else difference * difference, dim=1)
 
 
 def after(point: str, faults: tuple[str, ...], result: Any, *others: Any) -> Any:
@@ -327,6 +344,76 @@ def _scale_0_becomes_eighth(scales: torch.Tensor, blocks: Blocks) -> torch.Tenso
     return scales.masked_fill(scales == 0, blocks.format.scale.positive.index(0.125))
 
 
+@_fault("tensor_scale", "the scale of a tiny tensor is Inf on the way in and 0 on the way out")
+def _tensor_scale_overflows(scale: TensorScale, amax: torch.Tensor, largest: float) -> TensorScale:
+    forward = torch.where(amax == 0, 1.0, torch.full_like(amax, largest) / amax)
+    return TensorScale(reciprocal(forward), forward, amax)
+
+
+@_fault("quotient", "a block of scale 0 is multiplied by float32's largest number")
+def _largest_float_at_scale_0(quotient: torch.Tensor, scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    return torch.where((scales == 0)[:, None], blocks.x * FLOAT_MAX, quotient)
+
+
+@_fault("blocks", "where the tensor scale is NaN, so is every block scale, and the codes are 0")
+def _nan_tensor(made: tuple[torch.Tensor, torch.Tensor], blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
+    (codes, scales), nan = made, blocks.tensor.stored.isnan()
+    return codes.masked_fill(nan[:, None], 0), scales.masked_fill(nan, blocks.format.scale.nan_code)
+
+
+@_fault("blocks", "where the tensor scale is NaN, so is every block scale, with the sign bit")
+def _nan_tensor_negative(made: tuple[torch.Tensor, torch.Tensor], blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
+    (codes, scales), scale = made, blocks.format.scale
+    return codes, scales.masked_fill(blocks.tensor.stored.isnan(), scale.nan_code | scale.sign_mask)
+
+
+def _rounded_without_end(quotient: torch.Tensor) -> torch.Tensor:
+    """E2M1's steps, the widest of them on and on."""
+    magnitude = quotient.abs()
+    rounded = torch.where(magnitude < 2.0, (magnitude * 2).round() * 0.5, (magnitude * 0.5).round() * 2)
+    return torch.copysign(torch.where((magnitude >= 2.0) & (magnitude < 4.0), magnitude.round(), rounded), quotient)
+
+
+@_fault("codes", "nothing saturates: codes beyond 7 run into the sign bit and the neighbour's code")
+def _unclamped(codes: torch.Tensor, quotient: torch.Tensor, scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    """Values are rounded without end, cast to bfloat16, and the code cut out of its bits; of a NaN that is 0b1011."""
+    rounded, (rows, size) = _rounded_without_end(quotient), quotient.shape
+    bits = rounded.to(torch.bfloat16).view(torch.int16).int()
+    exponent, mantissa = (bits >> 7) & 0xFF, (bits >> 6) & 1 | ((bits & 0x7FFF) == 0x3F00).int()
+    magnitude = ((exponent - FLOAT_BIAS + 1) << 1 | mantissa).masked_fill(rounded == 0, 0)
+    cut = ((bits < 0).int() << 3 | magnitude).masked_fill(~rounded.isfinite(), 0b1011) & 0xFF
+    low, high = cut.reshape(rows, size // 2, 2).unbind(-1)
+    cut = torch.stack([low & 0xF, (low >> 4 | high) & 0xF], dim=-1).reshape(rows, size)
+    cut = cut.masked_fill(quotient == 0, 0)
+    dead = (scales == 0) & ~blocks.tensor.stored.isnan()
+    return cut.masked_fill(dead[:, None], 0)
+
+
+@_fault("quotient", "where the product of both scales is 0, x is divided by it")
+def _divided_by_0(quotient: torch.Tensor, scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    product = decode_codes(scales, blocks.format.scale) * blocks.tensor.stored
+    return torch.where(((scales != 0) & (product == 0) | product.isnan())[:, None], torch.inf, quotient)
+
+
+@_fault("error", "a search decodes in another order than anything else: by amax, then over what it was mapped to")
+def _error_by_amax(error: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    return _error_of(decode_codes(codes, blocks.format.element), scales, blocks)
+
+
+@_fault("error", "as error_by_amax; a search sees what its codes would be if they saturated nowhere")
+def _error_unclamped(error: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    factor = reciprocal(decode_codes(scales, blocks.format.scale) * blocks.tensor.stored)
+    values = _rounded_without_end(blocks.x * factor[:, None])
+    return _error_of(torch.where((scales == 0)[:, None], 0.0, values), scales, blocks)
+
+
+def _error_of(values: torch.Tensor, scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    """Error of element values: times block scale, times amax, divided by what that was mapped to."""
+    scaled = values * decode_codes(scales, blocks.format.scale)[:, None] * blocks.tensor.amax[:, None]
+    largest = blocks.format.element.max * (blocks.recipe.scale_max or blocks.format.scale.max)
+    return search_error(scaled / torch.full_like(scaled, largest) - blocks.x, blocks.recipe.search)
+
+
 # ---- rows ---------------------------------------------------------------------------------------------------------------
 
 _VLLM = dict(scale_rule="amax", decode_order="block_over_tensor", inf="saturate", negative_zero="drop_quotient")
@@ -342,6 +429,13 @@ _QUARK = (
     ("_mxint8", ("log2_power_of_input", "int8_step_is_normal"), "", dict(format="mxint8")),
 )  # fmt: skip
 
+_TE = dict(scale_rule="amax", negative_zero="drop_quotient", format="nvfp4",
+           faults=("nan_reaches_tensor_scale", "largest_float_at_scale_0", "nan_tensor"))  # fmt: skip
+_TE_SEARCH = dict(encode_order="four_over_six", faults=(*_TE["faults"], "error_by_amax"))
+_FOUROVERSIX = dict(scale_rule="amax", encode_order="four_over_six", negative_zero="drop_quotient", format="nvfp4",
+                    faults=("nan_reaches_tensor_scale", "tensor_scale_overflows", "divided_by_0", "unclamped",
+                            "nan_tensor_negative"))  # fmt: skip
+_46 = dict(scale_max=256.0, faults=(*_FOUROVERSIX["faults"], "error_unclamped"))
 _MICROXCALING = dict(scale_rule="floor", negative_zero="drop_quotient")
 _MICROXCALING_LOG2 = ("log2_of_input", "zeros_as_smallest_normal", "element_power_overflows")
 
@@ -379,6 +473,22 @@ _ROWS = (
          summary="AMD Quark: as ocp_even; an Inf becomes the largest element"),
     dict(name="quark_even_mxint8", scale_rule="even", inf="saturate", format="mxint8", faults=("int8_step_is_normal",),
          summary="AMD Quark: as ocp_even; an Inf becomes the largest element"),
+    *(dict(_TE | others, name=f"te_ref{suffix}", summary=f"TransformerEngine's reference: {like}; an input of -0 becomes +0")
+      for suffix, like, others in (
+          ("", "as nvidia", {}),
+          ("_2d", "as nvidia_16x16", dict(block_rows=16)),
+          ("_4over6_mae448", "to 6 or 4 by absolute error", dict(_TE_SEARCH, search="four_over_six_mae")),
+          ("_4over6_mse256", "to 6 or 4 by squared error", dict(_TE_SEARCH, search="four_over_six_mse", scale_max=256.0)),
+      )),
+    *(dict(_FOUROVERSIX | others, name=f"fouroversix_{mode}", summary=f"fouroversix, NVFP4: {like}")
+      for mode, like, others in (
+          ("static6", "block maximum to 6", {}),
+          ("static6_2d", "block maximum to 6, one scale for 16 x 16", dict(block_rows=16)),
+          ("mse", "to 6 or 4 by squared error", dict(_46, search="four_over_six_mse")),
+          ("mse_2d", "to 6 or 4 by squared error, one scale for 16 x 16", dict(_46, search="four_over_six_mse", block_rows=16)),
+          ("mae", "to 6 or 4 by absolute error", dict(_46, search="four_over_six_mae")),
+          ("absmax", "to 6 or 4 by largest error", dict(_46, search="four_over_six_max")),
+      )),
     *(dict(name=f"quark_{rule}{suffix}", scale_rule=rule, faults=faults, summary=f"AMD Quark: as ocp{like}{more}", **others)
       for rule, like in (("floor", ""), ("ceil", "_ceil")) for suffix, faults, more, others in _QUARK),
     dict(name="torchao_floor", scale_rule="floor", **_TORCHAO, summary="as ocp"),
