@@ -9,10 +9,10 @@ from math import isqrt
 import torch
 from einops import rearrange
 
-from mxref.elements import INF_BITS, MAGNITUDE_MASK, decode_codes, reciprocal, round_to_codes, sum_in_order
+from mxref.elements import INF_BITS, MAGNITUDE_MASK, decode_codes, reciprocal, round_to_codes
 from mxref.formats import BlockFormat
 from mxref.orders import DECODE_ORDERS, ENCODE_ORDERS, TensorScale, encode_quotient
-from mxref.producers import Blocks, after
+from mxref.producers import Blocks, after, search_error
 from mxref.recipes import Hadamard, Recipe
 from mxref.scales import scale_codes
 
@@ -25,7 +25,7 @@ def encode_blocks(
     """
     dtype, x = x.dtype, x.float()
     amax = (x.view(torch.int32) & MAGNITUDE_MASK).amax(-1)  # as bits: exact, and NaN is the largest of all
-    blocks = Blocks(x, dtype, amax, format, recipe.scale_rule, tensor)
+    blocks = Blocks(x, dtype, amax, format, recipe, tensor)
     poisoned = amax >= INF_BITS if recipe.inf == "nan" else amax > INF_BITS
     amax = amax.masked_fill(poisoned, 0)
     x = torch.where(poisoned[:, None], 0.0, x)
@@ -35,8 +35,8 @@ def encode_blocks(
         scales = after("scales", recipe.faults, scales, blocks)
         codes = _element_codes(x, scales, format, recipe, tensor, random_words, blocks)
         if recipe.search != "none":
-            difference = x - decode_blocks(codes, scales, format, recipe, tensor.stored)
-            error = sum_in_order(difference.abs() if recipe.search.endswith("mae") else difference * difference, dim=1)
+            decoded = decode_blocks(codes, scales, format, recipe, tensor.stored)
+            error = after("error", recipe.faults, search_error(x - decoded, recipe.search), codes, scales, blocks)
             if best is not None:
                 wins = error < best[2]
                 codes = torch.where(wins[:, None], codes, best[0])

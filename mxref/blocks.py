@@ -324,7 +324,7 @@ class _Plan:
     def encoded(self) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor, torch.Tensor]]:
         """(which blocks, their codes, scale codes, stored tensor scales), at a time what stays in cache."""
         for part in self.grid.chunks():
-            tensor = TensorScale(*(scale[part] for scale in self.tensor_scale))
+            tensor = TensorScale(*(scale[part] for scale in self.tensor_scale if scale is not None))
             words = None if self.random_index is None else philox(self.seed, self.random_index[part])
             codes, scales = encode_blocks(self.blocks[part], self.format, self.recipe, tensor, words)
             yield part, codes, scales, tensor.stored
@@ -391,7 +391,7 @@ def _plan(call: QuantizeCall, row_ids: torch.Tensor | None = None) -> _Plan:
     blocks = grid.to_blocks(rotate(x, recipe.transform, grid.axis))
     scale = call.tensor_scale(lambda granularity: _finite_amax(blocks, granularity, grid))
     one = torch.ones((), device=x.device)
-    scale_of_each_block = TensorScale(*(grid.scales_to_blocks(s) for s in scale or (one, one)))
+    scale_of_each_block = TensorScale(*(grid.scales_to_blocks(s) for s in scale or (one, one) if s is not None))
     index = None
     if recipe.rounding == "stochastic":
         index = torch.arange(x.numel(), device=x.device).reshape(x.shape)

@@ -17,10 +17,14 @@ from mxref.formats import FLOAT_MAX, FLOAT_SMALLEST, ElementFormat
 
 
 class TensorScale(NamedTuple):
-    """The scale of a whole tensor (or row, or expert): `stored` with the codes, `forward` multiplies on encode."""
+    """The scale of a whole tensor (or row, or expert): `stored` with the codes, `forward` multiplies on encode.
+
+    `amax` it was computed of, where the order needs that again.
+    """
 
     stored: torch.Tensor
     forward: torch.Tensor
+    amax: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -30,20 +34,22 @@ class EncodeOrder:
     `from_amax(amax, largest)`: the tensor scale that maps a tensor's amax to `largest` = element max x scale max.
     `given(stored)`: the same from a stored scale. `block_scale(amax, tensor, element_max)`: the block scale
     before it is rounded to the scale format. `multiplier(block_scale, tensor)`: what x is multiplied by
-    before its code is taken, from the rounded block scale; `divisor`: what divides it instead. `exact` has none of them.
+    before its code is taken, from the rounded block scale; `scaled(x, block_scale, tensor)`: what is
+    taken the code of, where that is no such product. All are None for `exact`.
     """
 
     from_amax: Callable[[torch.Tensor, float], TensorScale]
     given: Callable[[torch.Tensor], TensorScale]
     block_scale: Callable[[torch.Tensor, TensorScale, float], torch.Tensor] | None
     multiplier: Callable[[torch.Tensor, TensorScale], torch.Tensor] | None
-    divisor: Callable[[torch.Tensor, TensorScale], torch.Tensor] | None = None
+    scaled: Callable[[torch.Tensor, torch.Tensor, TensorScale], torch.Tensor] | None = None
 
     def quotient(self, x: torch.Tensor, block_scale: torch.Tensor, tensor: TensorScale) -> torch.Tensor:
-        """What is rounded to codes, `[n, b]`, of blocks `[n, b]` and rounded block scales `[n]`."""
-        if self.multiplier is None:
-            return x / self.divisor(block_scale, tensor)[:, None]
-        return x * self.multiplier(block_scale, tensor)[:, None]
+        """What is rounded to codes, `[n, b]`, of blocks `[n, b]`, rounded block scales `[n]` and one tensor scale a block."""
+        if self.scaled is None:
+            return x * self.multiplier(block_scale, tensor)[:, None]
+        stored, forward = (scale[..., None] for scale in tensor[:2])
+        return self.scaled(x, block_scale[:, None], TensorScale(stored, forward))
 
 
 def float32_ratio(a: float, b: float) -> float:
@@ -110,6 +116,18 @@ def _modelopt_block_scale(amax: torch.Tensor, tensor: TensorScale, element_max: 
     return amax / (tensor.stored * element_max)
 
 
+def _quotient_times_forward(amax: torch.Tensor, tensor: TensorScale, element_max: float) -> torch.Tensor:
+    return amax / torch.full_like(amax, element_max) * tensor.forward
+
+
+def _four_over_six_from_amax(amax: torch.Tensor, largest: float) -> TensorScale:
+    return TensorScale(*_nvidia_from_amax(amax, largest)[:2], amax)
+
+
+def _over_product(x: torch.Tensor, block_scale: torch.Tensor, tensor: TensorScale) -> torch.Tensor:
+    return x / (block_scale * tensor.stored)
+
+
 def _torchao_multiplier(block_scale: torch.Tensor, tensor: TensorScale) -> torch.Tensor:
     return reciprocal(tensor.stored) / block_scale
 
@@ -120,11 +138,23 @@ ENCODE_ORDERS: dict[str, EncodeOrder] = {
     "vllm_triton": EncodeOrder(_vllm_from_amax, _as_given, _vllm_block_scale, _vllm_triton_multiplier),
     "exact": EncodeOrder(_exact_from_amax, _as_given, None, None),
     "compressed_tensors": EncodeOrder(
-        _compressed_tensors_from_amax, _as_given, _compressed_tensors_block_scale, None, lambda s, tensor: s / tensor.forward
+        _compressed_tensors_from_amax,
+        _as_given,
+        _compressed_tensors_block_scale,
+        None,
+        lambda x, block_scale, tensor: x / (block_scale / tensor.forward),
     ),
-    "modelopt": EncodeOrder(_exact_from_amax, _as_given, _modelopt_block_scale, None, lambda s, tensor: s * tensor.stored),
-    "quark": EncodeOrder(_exact_from_amax, _as_given, _divide_block_scale, None, lambda s, tensor: s * tensor.stored),
+    "modelopt": EncodeOrder(_exact_from_amax, _as_given, _modelopt_block_scale, None, _over_product),
+    "quark": EncodeOrder(_exact_from_amax, _as_given, _divide_block_scale, None, _over_product),
     "torchao": EncodeOrder(_exact_from_amax, _as_given, _divide_block_scale, _torchao_multiplier),
+    "four_over_six": EncodeOrder(_four_over_six_from_amax, _nvidia_given, _quotient_times_forward, _nvidia_multiplier),
+    "flashinfer": EncodeOrder(
+        _vllm_from_amax,
+        _as_given,
+        _quotient_times_forward,
+        None,
+        lambda x, block_scale, tensor: x * tensor.forward / torch.where(block_scale == 0, 1.0, block_scale),
+    ),
 }
 
 # What a decoded element is multiplied by, from the block scale and the stored tensor scale.

@@ -10,12 +10,23 @@ Every row was compared with the producer's own output, bit for bit; `benchmarks/
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import log2
 from typing import Any, NamedTuple
 
 import torch
 
-from mxref.elements import HIDDEN_BIT, INF_BITS, MAGNITUDE_MASK, round_to_codes, split
-from mxref.formats import FLOAT_BIAS, FLOAT_MANTISSA_BITS, BlockFormat
+from mxref.elements import (
+    HIDDEN_BIT,
+    INF_BITS,
+    MAGNITUDE_MASK,
+    decode_codes,
+    ldexp,
+    reciprocal,
+    round_to_codes,
+    split,
+    sum_in_order,
+)
+from mxref.formats import FLOAT_BIAS, FLOAT_MANTISSA_BITS, FLOAT_MAX, BlockFormat
 from mxref.orders import TensorScale
 
 QUIET_NAN = 0x7FC00000
@@ -29,7 +40,7 @@ class Blocks(NamedTuple):
     dtype: torch.dtype
     amax: torch.Tensor
     format: BlockFormat
-    rule: str
+    recipe: Any  # a Recipe; that module imports this one
     tensor: TensorScale
 
 
@@ -62,6 +73,13 @@ def _fault(point: str, summary: str) -> Callable:
         return step
 
     return entered
+
+
+def search_error(difference: torch.Tensor, search: str) -> torch.Tensor:
+    """What a recipe's search makes least, `[n]`, of differences `[n, b]`."""
+    if search.endswith("max"):
+        return difference.abs().amax(1)
+    return sum_in_order(difference.abs() if search.endswith("mae") else difference * difference, dim=1)
 
 
 def after(point: str, faults: tuple[str, ...], result: Any, *others: Any) -> Any:
@@ -119,25 +137,78 @@ def ceil_log2(amax: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 @_fault("scales", "the exponent comes from a float32 logarithm, wrong beside powers of two")
 def _log2(scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
-    """Scale codes of the rule's exponent, by a logarithm rounded to the dtype in which the producer takes it."""
-    return _through_log2(scales, blocks, torch.float32)
+    return _through_log2(scales, blocks, torch.float32).clamp(0, blocks.format.scale.nan_code)
 
 
-@_fault("scales", "the exponent comes from a logarithm rounded to the input's dtype")
+@_fault("scales", "the exponent comes from a logarithm rounded to the input's dtype, and beyond 2^127 is NaN")
 def _log2_of_input(scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
-    return _through_log2(scales, blocks, blocks.dtype)
+    return _through_log2(scales, blocks, blocks.dtype).clamp(0, blocks.format.scale.nan_code)
+
+
+@_fault("scales", "as log2_of_input; a power that underflows in the input's dtype becomes 2^-23")
+def _log2_power_of_input(scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    codes, bias = _through_log2(scales, blocks, blocks.dtype), blocks.format.scale.bias
+    underflows = codes < log2(torch.finfo(blocks.dtype).smallest_normal * torch.finfo(blocks.dtype).eps) + bias
+    codes = codes.masked_fill(underflows | (blocks.amax == 0), bias - FLOAT_MANTISSA_BITS)
+    return codes.clamp(0, blocks.format.scale.nan_code)
+
+
+@_fault("scales", "the step between int8 codes is at least 2^-126")
+def _int8_step_is_normal(scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    return scales.clamp(min=1 + blocks.format.element.bias)
+
+
+@_fault("scales", "a block of zeros is scaled as one of 2^-126")
+def _zeros_as_smallest_normal(scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    code = max(1 + blocks.format.scale.min_exponent - blocks.format.element.emax + blocks.format.scale.bias, 0)
+    return scales.masked_fill(blocks.amax == 0, code if blocks.dtype != torch.float16 else 0)
 
 
 def _through_log2(scales: torch.Tensor, blocks: Blocks, dtype: torch.dtype) -> torch.Tensor:
+    """Scale codes of the rule's exponent, beyond what a scale holds where it is; others are left alone."""
     element, scale = blocks.format.element, blocks.format.scale
-    if blocks.rule in ("rceil", "rfloor"):
+    if blocks.recipe.scale_rule in ("rceil", "rfloor"):
         largest = blocks.amax.view(torch.float32)
         amax, subtracted = (largest / torch.full_like(largest, element.max)).view(torch.int32), 0
     else:
         amax, subtracted = blocks.amax, element.emax
-    log2 = floor_log2 if blocks.rule in ("floor", "rfloor") else ceil_log2
-    codes = (log2(amax, dtype) - subtracted + scale.bias).clamp(0, scale.max_code).masked_fill(amax == 0, 0)
-    return torch.where(amax < INF_BITS, codes, scales)
+    rounded = floor_log2 if blocks.recipe.scale_rule in ("floor", "rfloor") else ceil_log2
+    codes = rounded(amax.clamp(1, INF_BITS - 1), dtype) - subtracted + scale.bias
+    return torch.where(amax < INF_BITS, codes.masked_fill(amax == 0, 0), scales)
+
+
+# ---- elements through float arithmetic ----------------------------------------------------------------------------------
+
+
+@_fault("quotient", "adding 1/2 before rounding down lifts the last number below half of the smallest step")
+def _adds_half(quotient: torch.Tensor, scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    half = blocks.format.element.quantum / 2
+    last = half * (1 - torch.finfo(blocks.dtype).eps / 2)
+    return torch.where(quotient.abs() == last, torch.copysign(torch.full_like(quotient, 1.5 * half), quotient), quotient)
+
+
+@_fault("quotient", "just below a power of two a logarithm picks the coarser step of the numbers above it")
+def _element_log2_of_input(quotient: torch.Tensor, scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    element, magnitude = blocks.format.element, quotient.view(torch.int32) & MAGNITUDE_MASK
+    if element.kind == "integer":
+        return quotient
+    usable = magnitude.clamp(1, INF_BITS - 1)
+    exponent, rounded = split(usable)[0] - FLOAT_BIAS, floor_log2(usable, blocks.dtype)
+    coarse = ldexp(torch.full_like(quotient, 1.0 - 2.0**-element.mantissa_bits), rounded)
+    lowered = (rounded > exponent) & (rounded > element.min_exponent) & (magnitude == usable)
+    lowered &= rounded < log2(torch.finfo(blocks.dtype).max)
+    return torch.where(lowered, torch.copysign(coarse, quotient), quotient)
+
+
+@_fault("codes", "in float16 a quotient of which the logarithm rounds to 16 is divided by Inf, and NaN")
+def _element_power_overflows(
+    codes: torch.Tensor, quotient: torch.Tensor, scales: torch.Tensor, blocks: Blocks
+) -> torch.Tensor:
+    if blocks.dtype != torch.float16 or blocks.format.element.nan_code is None:
+        return codes
+    magnitude = quotient.view(torch.int32) & MAGNITUDE_MASK
+    beyond = floor_log2(magnitude.clamp(1, INF_BITS - 1), blocks.dtype) >= log2(torch.finfo(blocks.dtype).max)
+    return codes.masked_fill(beyond, blocks.format.element.nan_code)
 
 
 # ---- special values -----------------------------------------------------------------------------------------------------
@@ -194,7 +265,7 @@ def _torchao_nan(made: tuple[torch.Tensor, torch.Tensor], blocks: Blocks) -> tup
     its float32 bits, of Inf / Inf those of the negative NaN that x86 makes."""
     (codes, scales), element = made, blocks.format.element
     poisoned = (blocks.amax > INF_BITS)[:, None]
-    if blocks.rule == "rceil":
+    if blocks.recipe.scale_rule == "rceil":
         bits = torch.full_like(codes, QUIET_NAN)
     else:
         bits = torch.where(blocks.x.isnan(), blocks.x.view(torch.int32) | QUIET_NAN, blocks.x.view(torch.int32) & SIGN)
@@ -214,7 +285,7 @@ def _torchao_nan(made: tuple[torch.Tensor, torch.Tensor], blocks: Blocks) -> tup
 @_fault("blocks", "an amax that rounds to Inf makes a block of zeros with scale 1")
 def _rounds_to_inf(made: tuple[torch.Tensor, torch.Tensor], blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
     (codes, scales), element = made, blocks.format.element
-    half = 1 << (FLOAT_MANTISSA_BITS - (2 if blocks.rule == "even_one_bit" else 1 + element.mantissa_bits))
+    half = 1 << (FLOAT_MANTISSA_BITS - (2 if blocks.recipe.scale_rule == "even_one_bit" else 1 + element.mantissa_bits))
     infinite = (blocks.amax <= INF_BITS) & (blocks.amax + half >= INF_BITS)
     zeros = element.sign_mask * (blocks.x < 0).int() if element.bits > 4 else torch.zeros_like(codes)
     if element.nan_code is not None:
@@ -275,6 +346,76 @@ def _scale_0_becomes_eighth(scales: torch.Tensor, blocks: Blocks) -> torch.Tenso
     return scales.masked_fill(scales == 0, blocks.format.scale.positive.index(0.125))
 
 
+@_fault("tensor_scale", "the scale of a tiny tensor is Inf on the way in and 0 on the way out")
+def _tensor_scale_overflows(scale: TensorScale, amax: torch.Tensor, largest: float) -> TensorScale:
+    forward = torch.where(amax == 0, 1.0, torch.full_like(amax, largest) / amax)
+    return TensorScale(reciprocal(forward), forward, amax)
+
+
+@_fault("quotient", "a block of scale 0 is multiplied by float32's largest number")
+def _largest_float_at_scale_0(quotient: torch.Tensor, scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    return torch.where((scales == 0)[:, None], blocks.x * FLOAT_MAX, quotient)
+
+
+@_fault("blocks", "where the tensor scale is NaN, so is every block scale, and the codes are 0")
+def _nan_tensor(made: tuple[torch.Tensor, torch.Tensor], blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
+    (codes, scales), nan = made, blocks.tensor.stored.isnan()
+    return codes.masked_fill(nan[:, None], 0), scales.masked_fill(nan, blocks.format.scale.nan_code)
+
+
+@_fault("blocks", "where the tensor scale is NaN, so is every block scale, with the sign bit")
+def _nan_tensor_negative(made: tuple[torch.Tensor, torch.Tensor], blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
+    (codes, scales), scale = made, blocks.format.scale
+    return codes, scales.masked_fill(blocks.tensor.stored.isnan(), scale.nan_code | scale.sign_mask)
+
+
+def _rounded_without_end(quotient: torch.Tensor) -> torch.Tensor:
+    """E2M1's steps, the widest of them on and on."""
+    magnitude = quotient.abs()
+    rounded = torch.where(magnitude < 2.0, (magnitude * 2).round() * 0.5, (magnitude * 0.5).round() * 2)
+    return torch.copysign(torch.where((magnitude >= 2.0) & (magnitude < 4.0), magnitude.round(), rounded), quotient)
+
+
+@_fault("codes", "nothing saturates: codes beyond 7 run into the sign bit and the neighbour's code")
+def _unclamped(codes: torch.Tensor, quotient: torch.Tensor, scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    """Values are rounded without end, cast to bfloat16, and the code cut out of its bits; of a NaN that is 0b1011."""
+    rounded, (rows, size) = _rounded_without_end(quotient), quotient.shape
+    bits = rounded.to(torch.bfloat16).view(torch.int16).int()
+    exponent, mantissa = (bits >> 7) & 0xFF, (bits >> 6) & 1 | ((bits & 0x7FFF) == 0x3F00).int()
+    magnitude = ((exponent - FLOAT_BIAS + 1) << 1 | mantissa).masked_fill(rounded == 0, 0)
+    cut = ((bits < 0).int() << 3 | magnitude).masked_fill(~rounded.isfinite(), 0b1011) & 0xFF
+    low, high = cut.reshape(rows, size // 2, 2).unbind(-1)
+    cut = torch.stack([low & 0xF, (low >> 4 | high) & 0xF], dim=-1).reshape(rows, size)
+    cut = cut.masked_fill(quotient == 0, 0)
+    dead = (scales == 0) & ~blocks.tensor.stored.isnan()
+    return cut.masked_fill(dead[:, None], 0)
+
+
+@_fault("quotient", "where the product of both scales is 0, x is divided by it")
+def _divided_by_0(quotient: torch.Tensor, scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    product = decode_codes(scales, blocks.format.scale) * blocks.tensor.stored
+    return torch.where(((scales != 0) & (product == 0) | product.isnan())[:, None], torch.inf, quotient)
+
+
+@_fault("error", "a search decodes in another order than anything else: by amax, then over what it was mapped to")
+def _error_by_amax(error: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    return _error_of(decode_codes(codes, blocks.format.element), scales, blocks)
+
+
+@_fault("error", "as error_by_amax; a search sees what its codes would be if they saturated nowhere")
+def _error_unclamped(error: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    factor = reciprocal(decode_codes(scales, blocks.format.scale) * blocks.tensor.stored)
+    values = _rounded_without_end(blocks.x * factor[:, None])
+    return _error_of(torch.where((scales == 0)[:, None], 0.0, values), scales, blocks)
+
+
+def _error_of(values: torch.Tensor, scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    """Error of element values: times block scale, times amax, divided by what that was mapped to."""
+    scaled = values * decode_codes(scales, blocks.format.scale)[:, None] * blocks.tensor.amax[:, None]
+    largest = blocks.format.element.max * (blocks.recipe.scale_max or blocks.format.scale.max)
+    return search_error(scaled / torch.full_like(scaled, largest) - blocks.x, blocks.recipe.search)
+
+
 # ---- rows ---------------------------------------------------------------------------------------------------------------
 
 _VLLM = dict(scale_rule="amax", decode_order="block_over_tensor", inf="saturate", negative_zero="drop_quotient")
@@ -282,6 +423,23 @@ _TORCHAO = dict(inf="saturate", format=("mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mx
                 faults=("inf_as_exponent_128", "half_at_scale_byte_0", "torchao_nan"))  # fmt: skip
 _CT = dict(inf="saturate", faults=("rounds_to_inf", "nan_block_scale_0"))
 _ZERO_TENSOR = ("nan_reaches_tensor_scale", "tensor_scale_0")
+
+_QUARK = (
+    ("", ("log2_power_of_input",), ", and no negative zeros",
+     dict(negative_zero="drop", format=("mxfp4", "mxfp6_e2m3", "mxfp6_e3m2"))),
+    ("_mxfp8", ("log2_power_of_input",), "", dict(format=("mxfp8_e4m3", "mxfp8_e5m2"))),
+    ("_mxint8", ("log2_power_of_input", "int8_step_is_normal"), "", dict(format="mxint8")),
+)  # fmt: skip
+
+_TE = dict(scale_rule="amax", negative_zero="drop_quotient", format="nvfp4",
+           faults=("nan_reaches_tensor_scale", "largest_float_at_scale_0", "nan_tensor"))  # fmt: skip
+_TE_SEARCH = dict(encode_order="four_over_six", faults=(*_TE["faults"], "error_by_amax"))
+_FOUROVERSIX = dict(scale_rule="amax", encode_order="four_over_six", negative_zero="drop_quotient", format="nvfp4",
+                    faults=("nan_reaches_tensor_scale", "tensor_scale_overflows", "divided_by_0", "unclamped",
+                            "nan_tensor_negative"))  # fmt: skip
+_46 = dict(scale_max=256.0, faults=(*_FOUROVERSIX["faults"], "error_unclamped"))
+_MICROXCALING = dict(scale_rule="floor", negative_zero="drop_quotient")
+_MICROXCALING_LOG2 = ("log2_of_input", "zeros_as_smallest_normal", "element_power_overflows")
 
 _ROWS = (
     dict(name="vllm_torch", encode_order="vllm_torch", **_VLLM,
@@ -297,6 +455,12 @@ _ROWS = (
          decode_order="block_over_tensor", amax_dtype="input", negative_zero="drop_quotient",
          faults=("nan_reaches_tensor_scale", "scale_0_becomes_eighth"),
          summary="divides by scale / (2688 / amax); in bfloat16 and float16 so are the tensor scale and amax / 6"),
+    dict(name="microxcaling_nearest", rounding="ties_away", **_MICROXCALING, faults=(*_MICROXCALING_LOG2, "adds_half"),
+         summary="as ocp, ties go away from zero; an input of -0 becomes +0"),
+    dict(name="microxcaling_even", **_MICROXCALING, faults=(*_MICROXCALING_LOG2, "adds_half"),
+         summary="as ocp; an input of -0 becomes +0"),
+    dict(name="microxcaling_floor", rounding="toward_zero", **_MICROXCALING,
+         faults=(*_MICROXCALING_LOG2, "element_log2_of_input"), summary="as ocp, elements rounded toward zero"),
     dict(name="modelopt_mxfp4", scale_rule="rceil", rounding="ties_toward_zero", format="mxfp4",
          faults=("log2", "zero_is_negative", "special_is_negative_zero"), summary="as ocp_rceil, ties go toward zero"),
     dict(name="modelopt_mxfp8", scale_rule="rceil", inf="saturate", format="mxfp8_e4m3",
@@ -311,10 +475,28 @@ _ROWS = (
          summary="AMD Quark, inputs: as its weights, the scale from (amax / 6) / (amax / 2688)"),
     dict(name="quark_even", scale_rule="even", inf="saturate", negative_zero="drop",
          summary="AMD Quark, and vLLM's MXFP4 and MXFP6 emulation, which calls it: even, and no negative zeros"),
-    dict(name="quark_floor", scale_rule="floor", negative_zero="drop", faults=("log2_of_input",),
-         summary="as ocp, and no negative zeros"),
-    dict(name="quark_ceil", scale_rule="ceil", negative_zero="drop", faults=("log2_of_input",),
-         summary="as ocp_ceil, and no negative zeros"),
+    dict(name="quark_even_mxfp8", scale_rule="even", inf="saturate", format=("mxfp8_e4m3", "mxfp8_e5m2"),
+         summary="AMD Quark: as ocp_even; an Inf becomes the largest element"),
+    dict(name="quark_even_mxint8", scale_rule="even", inf="saturate", format="mxint8", faults=("int8_step_is_normal",),
+         summary="AMD Quark: as ocp_even; an Inf becomes the largest element"),
+    *(dict(_TE | others, name=f"te_ref{suffix}", summary=f"TransformerEngine's reference: {like}; an input of -0 becomes +0")
+      for suffix, like, others in (
+          ("", "as nvidia", {}),
+          ("_2d", "as nvidia_16x16", dict(block_rows=16)),
+          ("_4over6_mae448", "to 6 or 4 by absolute error", dict(_TE_SEARCH, search="four_over_six_mae")),
+          ("_4over6_mse256", "to 6 or 4 by squared error", dict(_TE_SEARCH, search="four_over_six_mse", scale_max=256.0)),
+      )),
+    *(dict(_FOUROVERSIX | others, name=f"fouroversix_{mode}", summary=f"fouroversix, NVFP4: {like}")
+      for mode, like, others in (
+          ("static6", "block maximum to 6", {}),
+          ("static6_2d", "block maximum to 6, one scale for 16 x 16", dict(block_rows=16)),
+          ("mse", "to 6 or 4 by squared error", dict(_46, search="four_over_six_mse")),
+          ("mse_2d", "to 6 or 4 by squared error, one scale for 16 x 16", dict(_46, search="four_over_six_mse", block_rows=16)),
+          ("mae", "to 6 or 4 by absolute error", dict(_46, search="four_over_six_mae")),
+          ("absmax", "to 6 or 4 by largest error", dict(_46, search="four_over_six_max")),
+      )),
+    *(dict(name=f"quark_{rule}{suffix}", scale_rule=rule, faults=faults, summary=f"AMD Quark: as ocp{like}{more}", **others)
+      for rule, like in (("floor", ""), ("ceil", "_ceil")) for suffix, faults, more, others in _QUARK),
     dict(name="torchao_floor", scale_rule="floor", **_TORCHAO, summary="as ocp"),
     dict(name="torchao_ceil", scale_rule="ceil", **_TORCHAO, summary="as ocp_ceil"),
     dict(name="torchao_even", scale_rule="even", **_TORCHAO, summary="as ocp_even"),

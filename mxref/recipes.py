@@ -17,7 +17,7 @@ from mxref.orders import DECODE_ORDERS, ENCODE_ORDERS
 from mxref.producers import FAULTS, ROWS
 from mxref.scales import EXPONENT_RULES
 
-SEARCHES = ("none", "mse", "four_over_six_mse", "four_over_six_mae")
+SEARCHES = ("none", "mse", "four_over_six_mse", "four_over_six_mae", "four_over_six_max")
 HADAMARD_SIZES = (4, 16, 64)
 
 
@@ -55,7 +55,8 @@ class Recipe:
     quotient gives +0, a negative one that rounds to zero keeps its sign) or `drop`. `block_rows`: rows that share a scale,
     e.g. 16 for 16 x 16 blocks. `transform`: None or a `Hadamard`. `search`: `none`, `mse` (power-of-two
     scales: of the rule's exponent, one above, one below, the first with the least squared error),
-    `four_over_six_mse` or `four_over_six_mae` (block maximum to the element's max or to 2/3 of it).
+    `four_over_six_mse`, `four_over_six_mae` or `four_over_six_max` (block maximum to the element's max or to 2/3 of it, by
+    squared, absolute or largest error).
     `format`: the only block format it applies to, several of them, or None. `faults`: names in `mxref.producers.FAULTS`, of
     what is wrong in the producer that the recipe reproduces; only that producer's own row may have them.
     """

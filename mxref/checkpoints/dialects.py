@@ -104,7 +104,7 @@ class Declared:
 
     `layers`: formats that go with patterns of module names, before the others. `skips`: patterns of modules left as they
     are. `targets`: patterns of quantized modules, None where all linears are. `static`: whether activations have
-    stored scales.
+    stored scales. `unread`: what it says beyond that and a forward pass would have to do, in words.
     """
 
     formats: frozenset[str] = frozenset()
@@ -113,6 +113,7 @@ class Declared:
     skips: tuple[str, ...] = ()
     targets: tuple[str, ...] | None = None
     static: bool = False
+    unread: tuple[str, ...] = ()
 
     def formats_of(self, module: str) -> frozenset[str]:
         """The formats that the weight of `module` may have; empty: any."""
@@ -202,12 +203,24 @@ def _groups(quantization: dict) -> dict[str, Any]:
     targets = [target for group in groups for target in _strings(group.get("targets"))]
     # "Linear" is a class, any other target a name
     by_name = tuple(targets) if targets and not any(re.fullmatch(r"[A-Z]\w*", target) for target in targets) else None
-    return dict(formats=formats, activations=min(activations, default=None), targets=by_name)
+    unread = [_unread("input_activations", get(group, "input_activations"), _float_format) for group in groups]
+    unread += [_unread("output_activations", get(group, "output_activations"), lambda _: None) for group in groups]
+    if len({_float_format(get(group, "input_activations")) for group in groups}) > 1:
+        unread.append("input_activations that differ between config_groups")
+    unread = tuple(text for text in unread if text)
+    return dict(formats=formats, activations=min(activations, default=None), targets=by_name, unread=unread)
+
+
+def _unread(what: str, given: Any, read: Callable[[Any], str | None]) -> str | None:
+    """What a config says in `given`, in words, if it says something that `read` does not know."""
+    return f"{what} {json.dumps(given)[:80]}" if given and read(given) is None else None
 
 
 def _read_compressed_tensors(quantization: dict) -> Declared:
     found = _groups(quantization)
     found |= dict(formats=frozenset(found["formats"]), static=found["activations"] == "nvfp4")
+    transform = _unread("transform_config", get(quantization, "transform_config"), lambda _: None)
+    found["unread"] += (transform,) if transform else ()
     return Declared(**found, skips=_strings(get(quantization, "ignore")))
 
 
@@ -233,7 +246,12 @@ def _read_modelopt(quantization: dict) -> Declared:
     )
     skips = _strings(get(quantization, "ignore")) + _strings(get(quantization, "exclude_modules"))
     targets = None if whole or not layers else ()
-    return Declared(formats, activations, layers, skips, targets, static=activations == "nvfp4")
+    algorithms = {str(get(settings, "quant_algo")) for settings in _objects(get(quantization, "quantized_layers"))}
+    if algorithms == {"NVFP4"} and whole is None:
+        activations = "nvfp4"
+    elif len(algorithms) > 1:
+        found["unread"] += (f"quantized_layers of {', '.join(sorted(algorithms))}",)
+    return Declared(formats, activations, layers, skips, targets, activations == "nvfp4", found["unread"])
 
 
 def _quark_format(spec: Any) -> str | None:
@@ -249,12 +267,17 @@ def _read_quark(quantization: dict) -> Declared:
     weight, activations = _quark_format(get(whole, "weight")), _quark_format(get(whole, "input_tensors"))
     specs = as_object(get(quantization, "layer_quant_config"))
     layers = {name: _quark_format(get(spec, "weight")) for name, spec in specs.items()}
+    unread = [_unread("input_tensors", get(spec, "input_tensors"), _quark_format) for spec in (whole, *specs.values())]
+    unread += [_unread("output_tensors", get(spec, "output_tensors"), lambda _: None) for spec in (whole, *specs.values())]
+    if any(_quark_format(get(spec, "input_tensors")) != activations for spec in specs.values() if get(spec, "weight")):
+        unread.append("input_tensors that differ between layers")
     return Declared(
         frozenset({weight} - {None}),
         activations,
         {name: format for name, format in layers.items() if format},
         _strings(get(quantization, "exclude")),
         static=activations == "nvfp4",
+        unread=tuple(text for text in unread if text),
     )
 
 
@@ -274,7 +297,9 @@ _TORCHAO_DTYPES = {
 def _read_torchao(quantization: dict) -> Declared:
     settings = get(quantization, "quant_type", "default", "_data")
     activations = get(settings, "activation_dtype", "_data")
-    return Declared(activations=_TORCHAO_DTYPES.get(activations) if isinstance(activations, str) else None, targets=())
+    unread = _unread("activation_dtype", activations, lambda name: _TORCHAO_DTYPES.get(str(name)))
+    known = _TORCHAO_DTYPES.get(activations) if isinstance(activations, str) else None
+    return Declared(activations=known, targets=(), unread=(unread,) if unread else ())
 
 
 _READERS: dict[str, Callable[[dict], Declared]] = {

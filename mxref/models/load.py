@@ -4,10 +4,11 @@ The model is built from its config alone and every tensor of the checkpoint put 
 initialized that the files should hold, and nothing in the files is passed over.
 """
 
+import functools
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -20,6 +21,7 @@ from mxref.blocks import BlockTensor, dequantize
 from mxref.checkpoints import Checkpoint, CheckpointError, QuantizedWeight, load_checkpoint
 from mxref.checkpoints.dialects import activation_recipe
 from mxref.checkpoints.inspection import promised
+from mxref.elements import check_dtype
 from mxref.formats import check_choice
 from mxref.models.layers import (
     LAYER_SEMANTICS,
@@ -39,6 +41,7 @@ from mxref.models.swap import (
 )
 
 SCALES = ("stored", "vllm")
+_WEIGHTS = ("gate_up_proj", "up_proj", "down_proj")
 _SHOWN = 5  # names in a message
 _RENAMED = ((".block_sparse_moe.", ".mlp."),)  # transformers 5 calls Mixtral's block what others call it
 _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.(weight|bias)")
@@ -48,18 +51,40 @@ _PARTS = {"gate_proj": "gate", "w1": "gate", "up_proj": "up", "w3": "up", "down_
 
 @dataclass
 class _Layer:
-    """An experts layer as it fills up: quantized weights by part (`gate`, `up`, `down`, or `gate_up`) and expert, of a
-    stack the expert is None; the slots of its own parameters that plain tensors have filled, by parameter."""
+    """An experts layer of `count` experts as it fills up.
+
+    `quantized`: weights by part (`gate`, `up`, `down`, or `gate_up`) and expert, of a stack the expert is None. `filled`:
+    the (part, expert) of its own parameters that plain tensors have filled, by parameter, of a stack the expert is None.
+    """
 
     name: str
     own: nn.Module
+    count: int
     quantized: dict[str, dict[int | None, QuantizedWeight]] = field(default_factory=lambda: defaultdict(dict))
-    filled: dict[str, set[tuple[str, int]]] = field(default_factory=lambda: defaultdict(set))
+    filled: dict[str, set[tuple[str, int | None]]] = field(default_factory=lambda: defaultdict(set))
 
     @property
-    def count(self) -> int:
-        """How many experts."""
-        return self.own.num_experts
+    def stacked(self) -> bool:
+        """Whether its quantized weights are stacks, one of all experts."""
+        return any(None in found for found in self.quantized.values())
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """The parts that its quantized weights come in."""
+        if not self.own.has_gate:
+            return ("up", "down")
+        return ("gate_up", "down") if self.stacked else ("gate", "up", "down")
+
+    def lacking(self) -> Iterator[tuple[str, list[tuple[str, int | None]]]]:
+        """The (part, expert) that are not there, by kind, of what is there in part."""
+        if self.quantized and not any(self.filled.get(name) for name in _WEIGHTS):
+            indices = (None,) if self.stacked else range(self.count)
+            yield "weight", [(p, i) for p in self.wanted for i in indices if i not in self.quantized.get(p, ())]
+        for parameter, filled in self.filled.items():
+            if None not in {expert for _, expert in filled}:
+                parts = ("gate", "up") if parameter.startswith("gate_up") else (parameter.split("_")[0],)
+                every = [(part, expert) for part in parts for expert in range(self.count)]
+                yield "bias" if parameter.endswith("bias") else "weight", [each for each in every if each not in filled]
 
 
 def load(
@@ -95,37 +120,42 @@ def load(
     """
     check_choice("semantics", semantics, LAYER_SEMANTICS)
     check_choice("scales", scales, SCALES)
+    if dtype is not None:
+        check_dtype("dtype", dtype)
     device = _device(device)
     checkpoint = load_checkpoint(path, dialect=dialect)
     for finding in promised(checkpoint):
         raise CheckpointError(f"{path}: {finding.name}: {finding.detail}")
-    model = _empty_model(Path(path), dtype)
-    layers = {name: _Layer(name, own) for name, own in find_experts(model).items()}
-    linears, unexpected = {}, []
+    if checkpoint.declared.unread and not dequantized:
+        raise CheckpointError(f"{path}: the config says {checkpoint.declared.unread[0]}, which cannot be run")
+    model = _empty_model(Path(path), dtype, device)
+    layers = {name: _Layer(name, own, len(own.down_proj)) for name, own in find_experts(model).items()}
+    slots, renamings, places, linears, unexpected = _slots(model), _renamings(model), {}, {}, []
     for name in checkpoint:
         if any(fnmatchcase(name, pattern) for pattern in ignore):
             continue
-        place = _renamed(name, model)
+        place = functools.reduce(lambda place, renaming: place.replace(*renaming), renamings, name)
         part = _expert_part(place, layers)
+        if places.setdefault(part[1:] + (part[0].name,) if part else place, name) != name:
+            raise CheckpointError(f"{path}: {name} is stored a second time, as {places[place]}")
         if part is not None:
             _put_in_experts(name, checkpoint[name], *part, device, dequantized)
-        elif place in _slots(model):
+        elif place in slots:
             value = checkpoint[name]
             if isinstance(value, QuantizedWeight) and not dequantized:
-                linears[place.removesuffix(".weight")] = value
+                linears[place.removesuffix(".weight")] = _moved(value, device)
             else:
-                _put(model, place, name, value, device)
+                _set(model, place, _plain(name, value, slots[place].shape, slots[place].dtype, device))
         else:
             unexpected.append(name)
     _refuse(path, unexpected, f"no place in {type(model).__name__}")
-    options = dict(semantics=semantics, scales=scales)
+    model.tie_weights()
+    _refuse(path, _missing(model, layers, linears), "missing")
     for name, weight in linears.items():
-        model.set_submodule(name, _linear(name, model.get_submodule(name), weight, checkpoint, semantics, device))
+        model.set_submodule(name, _linear(name, model.get_submodule(name), weight, checkpoint, semantics))
     for layer in layers.values():
         if layer.quantized:
-            model.set_submodule(layer.name, _experts(layer, checkpoint, device, **options))
-    model.tie_weights()
-    _refuse(path, _missing(model, layers), "missing")
+            model.set_submodule(layer.name, _experts(layer, checkpoint, semantics, scales))
     model.name_or_path = str(path)
     return model.eval()
 
@@ -151,8 +181,8 @@ def _refuse(path: str | os.PathLike, names: Iterable[str], what: str) -> None:
 # the model without values
 
 
-def _empty_model(path: Path, dtype: torch.dtype | None) -> nn.Module:
-    """The model that the config describes, its parameters on the meta device, what it computes at start on the CPU."""
+def _empty_model(path: Path, dtype: torch.dtype | None, device: torch.device) -> nn.Module:
+    """The model that the config describes, its parameters on the meta device, what it computes at start on `device`."""
     try:
         import transformers
     except ImportError as missing:
@@ -175,7 +205,7 @@ def _empty_model(path: Path, dtype: torch.dtype | None) -> nn.Module:
         ) from None
     for name in _kept_in_float32(model, dtype):
         _set(model, name, _slots(model)[name].float())
-    _compute_buffers(model)
+    _compute_buffers(model, device)
     return model.requires_grad_(False)
 
 
@@ -185,7 +215,7 @@ def _kept_in_float32(model: nn.Module, dtype: torch.dtype) -> list[str]:
     return [name for name in _slots(model) if any(re.search(rf"(^|\.){re.escape(p)}(\.|$)", name) for p in patterns)]
 
 
-def _compute_buffers(model: nn.Module) -> None:
+def _compute_buffers(model: nn.Module, device: torch.device) -> None:
     """Give a value to every buffer that no checkpoint holds, such as the frequencies of rotary embeddings."""
     for name, module in model.named_modules():
         own = [key for key, buffer in module.named_buffers(recurse=False) if key in module._non_persistent_buffers_set]
@@ -198,6 +228,8 @@ def _compute_buffers(model: nn.Module) -> None:
         left = [key for key in own if not module._buffers[key].is_floating_point() or module._buffers[key].isnan().any()]
         if left:
             raise ValueError(f"{type(model).__name__}: {name}.{left[0]} is in no checkpoint, and nothing computes it")
+        for key in own:
+            module._buffers[key] = module._buffers[key].to(device)
 
 
 def _slots(model: nn.Module) -> dict[str, Tensor]:
@@ -217,12 +249,10 @@ def _set(model: nn.Module, name: str, value: Tensor) -> None:
 # where a tensor belongs
 
 
-def _renamed(name: str, model: nn.Module) -> str:
-    """The name in the model of what the files call `name`."""
-    for given, own in _RENAMED:
-        if given in name and not any(given in f".{module}." for module, _ in model.named_modules()):
-            name = name.replace(given, own)
-    return name
+def _renamings(model: nn.Module) -> list[tuple[str, str]]:
+    """What to replace in the files' names: what the model does not call so itself."""
+    own = [f".{name}." for name, _ in model.named_modules()]
+    return [(given, ours) for given, ours in _RENAMED if not any(given in name for name in own)]
 
 
 def _expert_part(place: str, layers: Mapping[str, _Layer]) -> tuple[_Layer, str, int | None, str] | None:
@@ -239,16 +269,10 @@ def _expert_part(place: str, layers: Mapping[str, _Layer]) -> tuple[_Layer, str,
 # putting it there
 
 
-def _put(model: nn.Module, place: str, name: str, value: Tensor | QuantizedWeight, device: torch.device) -> None:
-    """A parameter or buffer of the model."""
-    slot = _slots(model)[place]
-    _set(model, place, _plain(name, value, slot.shape, slot.dtype, device))
-
-
 def _plain(name: str, value: Tensor | QuantizedWeight, shape: Sequence[int], dtype: torch.dtype, device) -> Tensor:
     """`value` as a tensor of `shape` and `dtype`, decoded if it is quantized."""
     if isinstance(value, QuantizedWeight):
-        value = dequantize(_on(value.tensor, device), dtype)
+        value = dequantize(_moved(value, device).tensor, dtype)
     if tuple(value.shape) != tuple(shape):
         raise CheckpointError(f"{name} has shape {list(value.shape)}: the model expects {list(shape)}")
     widths = (torch.float32, torch.bfloat16, torch.float16) if dtype.is_floating_point else (dtype,)
@@ -258,8 +282,11 @@ def _plain(name: str, value: Tensor | QuantizedWeight, shape: Sequence[int], dty
     return value.to(device, dtype)
 
 
-def _on(tensor: BlockTensor, device: torch.device) -> BlockTensor:
-    return tensor if tensor.device == device else tensor.to(device)
+def _moved(weight: QuantizedWeight, device: torch.device) -> QuantizedWeight:
+    if weight.tensor.device == device:
+        return weight
+    scale = None if weight.input_scale is None else weight.input_scale.to(device)
+    return replace(weight, tensor=weight.tensor.to(device), input_scale=scale)
 
 
 def _put_in_experts(
@@ -279,8 +306,7 @@ def _put_in_experts(
             raise CheckpointError(
                 f"{name} has shape {list(value.tensor.shape)}: the model expects {list(expected)} an expert"
             )
-        scale = None if value.input_scale is None else value.input_scale.to(device)
-        layer.quantized[part][expert] = replace(value, tensor=_on(value.tensor, device), input_scale=scale)
+        layer.quantized[part][expert] = _moved(value, device)
         return
     stack = "down_proj" if part == "down" else "gate_up_proj" if own.has_gate else "up_proj"
     parameter_name = stack if kind == "weight" else f"{stack}_bias"
@@ -299,7 +325,7 @@ def _put_in_experts(
             rows, second = slot.shape[0] // 2, part == "up"
             slot = slot[second * rows :][:rows] if own.is_concatenated else slot[int(second) :: 2]
         slot.copy_(_plain(name, value, slot.shape, slot.dtype, device))
-    layer.filled[parameter_name].add((part, -1 if expert is None else expert))
+    layer.filled[parameter_name].add((part, expert))
 
 
 def _matrix_shape(own: nn.Module, part: str) -> tuple[int, int]:
@@ -336,7 +362,7 @@ def _check_input_scale(name: str, scale: Tensor) -> None:
         )
 
 
-def _linear(name: str, own: nn.Module, weight: QuantizedWeight, checkpoint: Checkpoint, semantics: str, device) -> MXLinear:
+def _linear(name: str, own: nn.Module, weight: QuantizedWeight, checkpoint: Checkpoint, semantics: str) -> MXLinear:
     if not isinstance(own, nn.Linear):
         raise CheckpointError(f"{name}: quantized, but {type(own).__name__} is no linear layer")
     if tuple(weight.tensor.shape) != tuple(own.weight.shape):
@@ -346,30 +372,17 @@ def _linear(name: str, own: nn.Module, weight: QuantizedWeight, checkpoint: Chec
     scale = _input_scale(weight, checkpoint)
     if scale is not None:
         _check_input_scale(weight.name, scale)
-    return MXLinear(
-        _on(weight.tensor, device),
-        own.bias,
-        **_act_format(checkpoint),
-        act_tensor_scale=None if scale is None else scale.reshape(()).to(device),
-        semantics=semantics,
-    )
+        scale = scale.reshape(())
+    return MXLinear(weight.tensor, own.bias, **_act_format(checkpoint), act_tensor_scale=scale, semantics=semantics)
 
 
-def _experts(layer: _Layer, checkpoint: Checkpoint, device: torch.device, *, semantics: str, scales: str) -> MXExperts:
+def _experts(layer: _Layer, checkpoint: Checkpoint, semantics: str, scales: str) -> MXExperts:
     own, found = layer.own, layer.quantized
     refuse_unsupported(layer.name, own)
-    stacked = "gate_up" in found or None in found.get("up", ())
-    expected = ("gate_up" if own.has_gate else "up", "down") if stacked else ("gate", "up", "down")[not own.has_gate :]
+    if not set(found) <= set(layer.wanted) or any(layer.filled.get(name) for name in _WEIGHTS):
+        raise CheckpointError(f"{layer.name}: its weights are quantized in part, or stored in two ways")
+    expected, stacked = tuple(layer.wanted), layer.stacked
     indices = (None,) if stacked else range(layer.count)
-    missing = [f"{part} of expert {index}" for part in expected for index in indices if index not in found.get(part, ())]
-    unexpected = [part for part in found if part not in expected]
-    if missing or unexpected or any(layer.filled.get(name) for name in ("gate_up_proj", "up_proj", "down_proj")):
-        what = (
-            f"not quantized: {', '.join(missing[:_SHOWN])}"
-            if missing
-            else f"also has {', '.join(unexpected) or 'plain weights'}"
-        )
-        raise CheckpointError(f"{layer.name}: its weights are quantized in part ({what})")
     input_scales = _input_scales(layer, expected, indices, checkpoint, scales)
     if stacked:
         tensors = {part: found[part].pop(None).concatenated().tensor for part in expected}
@@ -382,9 +395,9 @@ def _experts(layer: _Layer, checkpoint: Checkpoint, device: torch.device, *, sem
         bias13 = own.gate_up_proj_bias if own.has_gate else own.up_proj_bias
         bias13, bias2 = bias13.detach(), own.down_proj_bias.detach()
         bias13 = torch.cat(split_gate_up(bias13, own.is_concatenated), 1) if own.has_gate else bias13
-    activation = None if semantics == "torch" else activation_name(layer.name, own, device)
-    for name in ("gate_up_proj", "up_proj", "down_proj"):
-        own._parameters.pop(name, None)
+    activation = None if semantics == "torch" else activation_name(layer.name, own, tensors["down"].device)
+    for name in list(own._parameters):
+        del own._parameters[name]
         setattr(own, name, None)
     return MXExperts(
         own,
@@ -424,16 +437,12 @@ def _input_scales(
     return input_scales
 
 
-def _missing(model: nn.Module, layers: Mapping[str, _Layer]) -> list[str]:
+def _missing(model: nn.Module, layers: Mapping[str, _Layer], linears: Iterable[str]) -> list[str]:
     """What no tensor of the files has given a value."""
-    names = [name for name, slot in _slots(model).items() if slot.is_meta]
+    quantized = {f"{name}.weight" for name in linears}
+    quantized |= {f"{layer.name}.{weight}" for layer in layers.values() if layer.quantized for weight in _WEIGHTS}
+    names = [name for name, slot in _slots(model).items() if slot.is_meta and name not in quantized]
     for layer in layers.values():
-        for parameter, filled in layer.filled.items():
-            if {expert for _, expert in filled} == {-1}:
-                continue
-            parts = ("gate", "up") if parameter.startswith("gate_up") else (parameter.split("_")[0],)
-            wanted = ((part, expert) for part in parts for expert in range(layer.count))
-            names += [
-                f"{layer.name}.{expert}.{part}_proj ({parameter})" for part, expert in wanted if (part, expert) not in filled
-            ]
+        for kind, parts in layer.lacking():
+            names += [f"{layer.name}.{expert}.{part}_proj.{kind}" for part, expert in parts]
     return names
