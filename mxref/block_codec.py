@@ -54,7 +54,7 @@ def decode_blocks(
     """Float32 values `[n, b]` of codes `[n, b]`, scale codes `[n]` and tensor scales `[n]`: one product an element."""
     factor = DECODE_ORDERS[recipe.decode_order](decode_codes(scales, format.scale), stored)
     factor = after("factor", recipe.faults, factor, scales)
-    return after("zeros", recipe.faults, decode_codes(codes, format.element) * factor[:, None])
+    return after("values", recipe.faults, decode_codes(codes, format.element) * factor[:, None])
 
 
 def scale_candidates(
@@ -66,12 +66,13 @@ def scale_candidates(
     """
     if recipe.scale_rule == "amax":
         order, largest = ENCODE_ORDERS[recipe.encode_order], amax.view(torch.float32)
+        element_max = recipe.element_max or format.element.max
         largest = largest.to(dtype) if recipe.amax_dtype == "input" else largest
         for stretch in (1.0, 1.5) if recipe.search.startswith("four_over_six") else (1.0,):
             if order.block_scale is None:
-                yield stretch, encode_quotient(largest, format.element.max / stretch * tensor.stored.double(), format.scale)
+                yield stretch, encode_quotient(largest, element_max / stretch * tensor.stored.double(), format.scale)
             else:
-                raw = order.block_scale(largest, tensor, format.element.max) * stretch
+                raw = order.block_scale(largest, tensor, element_max) * stretch
                 yield stretch, round_to_codes(raw.clamp(min=recipe.scale_min, max=format.scale.max), format.scale)
         return
     scales = scale_codes(amax, format.element, format.scale, recipe.scale_rule)

@@ -347,7 +347,7 @@ class QuantizeCall:
     @property
     def largest(self) -> float:
         """What a computed tensor scale maps the largest magnitude to."""
-        return self.format.element.max * (self.recipe.scale_max or self.format.scale.max)
+        return self.recipe.largest(self.format)
 
     def tensor_scale(self, finite_amax: Callable[[str], torch.Tensor]) -> TensorScale | None:
         """The tensor scale, shaped to broadcast to `x`; `finite_amax` of "per_tensor" ... gives the largest magnitudes."""

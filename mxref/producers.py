@@ -49,7 +49,7 @@ class Fault:
     """A step after one of the reference's: `step(result, ...)` gives what the producer has instead of `result`.
 
     `point` says which: `tensor_amax`, `tensor_scale`, `scales` (codes of them), `quotient`, `codes`, `blocks` (codes and
-    scales of finished blocks), or in decoding `factor` (of each block) and `zeros`. `summary`: what is wrong, in one line.
+    scales of finished blocks), `error` (of a search), or in decoding `factor` (of each block) and `values`. `summary`: what is wrong, in one line.
     """
 
     point: str
@@ -59,7 +59,7 @@ class Fault:
     @property
     def decodes(self) -> bool:
         """Whether it changes what codes and scales mean."""
-        return self.point in ("factor", "zeros")
+        return self.point in ("factor", "values")
 
 
 FAULTS: dict[str, Fault] = {}
@@ -164,12 +164,18 @@ def _zeros_as_smallest_normal(scales: torch.Tensor, blocks: Blocks) -> torch.Ten
     return scales.masked_fill(blocks.amax == 0, code if blocks.dtype != torch.float16 else 0)
 
 
+def _scale_quotient(blocks: Blocks) -> torch.Tensor:
+    """amax over what the rule maps it to, in float32."""
+    element, amax = blocks.format.element, blocks.amax.view(torch.float32)
+    exact = blocks.recipe.scale_rule in ("floor", "ceil")
+    return amax / torch.full_like(amax, 2.0**element.emax if exact else element.max)
+
+
 def _through_log2(scales: torch.Tensor, blocks: Blocks, dtype: torch.dtype) -> torch.Tensor:
     """Scale codes of the rule's exponent, beyond what a scale holds where it is; others are left alone."""
     element, scale = blocks.format.element, blocks.format.scale
     if blocks.recipe.scale_rule in ("rceil", "rfloor"):
-        largest = blocks.amax.view(torch.float32)
-        amax, subtracted = (largest / torch.full_like(largest, element.max)).view(torch.int32), 0
+        amax, subtracted = _scale_quotient(blocks).view(torch.int32), 0
     else:
         amax, subtracted = blocks.amax, element.emax
     rounded = floor_log2 if blocks.recipe.scale_rule in ("floor", "rfloor") else ceil_log2
@@ -233,7 +239,7 @@ def _zero_is_negative(codes: torch.Tensor, quotient: torch.Tensor, scales: torch
     return codes.masked_fill(quotient == 0, blocks.format.element.sign_mask)
 
 
-@_fault("zeros", "the code of -0 decodes to +0")
+@_fault("values", "the code of -0 decodes to +0")
 def _negative_zero_decodes_positive(values: torch.Tensor) -> torch.Tensor:
     return torch.where(values == 0, 0.0, values)
 
@@ -410,8 +416,94 @@ def _error_unclamped(error: torch.Tensor, codes: torch.Tensor, scales: torch.Ten
 def _error_of(values: torch.Tensor, scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
     """Error of element values: times block scale, times amax, divided by what that was mapped to."""
     scaled = values * decode_codes(scales, blocks.format.scale)[:, None] * blocks.tensor.amax[:, None]
-    largest = blocks.format.element.max * (blocks.recipe.scale_max or blocks.format.scale.max)
-    return search_error(scaled / torch.full_like(scaled, largest) - blocks.x, blocks.recipe.search)
+    mapped_to = torch.full_like(scaled, blocks.recipe.largest(blocks.format))
+    return search_error(scaled / mapped_to - blocks.x, blocks.recipe.search)
+
+
+# ---- power-of-two scales, odd at both ends ------------------------------------------------------------------------------
+
+
+@_fault("scales", "scale byte 0 (2^-127) is for blocks of zeros alone")
+def _scale_byte_1_or_more(scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    return torch.where((scales == 0) & (_scale_quotient(blocks) != 0), 1, scales)
+
+
+@_fault("blocks", "where amax over the element's largest underflows to 0, the scale is 1")
+def _underflow_is_one(made: tuple[torch.Tensor, torch.Tensor], blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
+    (codes, scales), zero = made, _scale_quotient(blocks) == 0
+    negative = blocks.x < 0 if blocks.recipe.negative_zero == "drop_quotient" else blocks.x.signbit()
+    signs = blocks.format.element.sign_mask * negative.int()
+    return torch.where(zero[:, None], signs, codes), scales.masked_fill(zero, blocks.format.scale.bias)
+
+
+@_fault("blocks", "the scale of a NaN carries into its sign: byte 0, under which every code is 0")
+def _nan_wraps(made: tuple[torch.Tensor, torch.Tensor], blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
+    codes, scales = made
+    scales = scales.masked_fill(blocks.amax > INF_BITS, 0)
+    return codes.masked_fill((scales == 0)[:, None], 0), scales
+
+
+@_fault("blocks", "a block that holds Inf is divided by it; Inf / Inf has code 11")
+def _inf_over_inf(made: tuple[torch.Tensor, torch.Tensor], blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
+    (codes, scales), infinite = made, blocks.amax == INF_BITS
+    zeros = torch.where(blocks.x.isinf(), 0b1011, 0)
+    return torch.where(infinite[:, None], zeros, codes), scales.masked_fill(infinite, blocks.format.scale.nan_code)
+
+
+@_fault("quotient", "codes of scale byte 0 (2^-127) are zeros")
+def _zeros_at_scale_byte_0(quotient: torch.Tensor, scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    return torch.where((scales == 0)[:, None], quotient * 0.0, quotient)
+
+
+@_fault("blocks", "a block that holds NaN or Inf is multiplied by 0; of NaN that is the largest code, or NaN's")
+def _special_times_0(made: tuple[torch.Tensor, torch.Tensor], blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
+    """x86 makes 0 * Inf a negative NaN. Rounding up, the scale of a NaN carries into its sign: byte 0."""
+    (codes, scales), element = made, blocks.format.element
+    negative = (blocks.x.view(torch.int32) < 0) | blocks.x.isinf()
+    zeros = torch.where(blocks.x.isfinite(), 0, element.sign_mask - 1) | element.sign_mask * negative.int()
+    special, wraps = blocks.amax >= INF_BITS, (blocks.amax > INF_BITS) & (blocks.recipe.scale_rule == "rceil")
+    scales = scales.masked_fill(special, blocks.format.scale.nan_code).masked_fill(wraps, 0)
+    return torch.where(special[:, None], zeros, codes), scales
+
+
+@_fault("factor", "scale byte 0 (2^-127) decodes to 0, and 0xFF (NaN) to Inf")
+def _scale_bytes_as_float_bits(factor: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    return (scales.int() << FLOAT_MANTISSA_BITS).view(torch.float32)
+
+
+@_fault("values", "what overflows on decoding, Inf included, becomes float32's largest number")
+def _overflow_saturates(values: torch.Tensor) -> torch.Tensor:
+    return values.clamp(-FLOAT_MAX, FLOAT_MAX)
+
+
+@_fault("codes", "the code is the first with the least float32 difference, of NaN and of what is far beyond all of them 0")
+def _least_difference(codes: torch.Tensor, quotient: torch.Tensor, scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    element = blocks.format.element
+    values = torch.tensor(element.positive, device=codes.device)
+    return (quotient.abs()[..., None] - values).abs().argmin(-1).int() | element.sign_mask * (quotient < 0).int()
+
+
+@_fault("blocks", "a block that holds NaN has scale 1, and one that holds Inf the smallest")
+def _nan_block_scale_1(made: tuple[torch.Tensor, torch.Tensor], blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
+    (codes, scales), (element, scale) = made, (blocks.format.element, blocks.format.scale)
+    nan, special = blocks.amax > INF_BITS, blocks.amax >= INF_BITS
+    if scale.is_power_of_two:
+        scales = scales.masked_fill(special, 0).masked_fill(nan, scale.bias)
+        quotient = blocks.x * reciprocal(decode_codes(scales, scale))[:, None]
+    else:
+        special, quotient = nan, blocks.x * blocks.tensor.forward[:, None]
+    if element.nan_code is None:
+        recoded = _least_difference(codes, quotient, scales, blocks)
+    else:
+        recoded = round_to_codes(quotient, element)
+        recoded = torch.where(quotient.isnan(), recoded & element.sign_mask | element.nan_code, recoded)
+    return torch.where(special[:, None], recoded, codes), scales
+
+
+@_fault("codes", "INT8 reaches -2, which the format does not use")
+def _int8_reaches_minus_2(codes: torch.Tensor, quotient: torch.Tensor, scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    element = blocks.format.element
+    return codes.masked_fill(quotient <= -element.max - element.quantum / 2, element.sign_mask)
 
 
 # ---- rows ---------------------------------------------------------------------------------------------------------------
@@ -436,6 +528,11 @@ _FOUROVERSIX = dict(scale_rule="amax", encode_order="four_over_six", negative_ze
                     faults=("nan_reaches_tensor_scale", "tensor_scale_overflows", "divided_by_0", "unclamped",
                             "nan_tensor_negative"))  # fmt: skip
 _46 = dict(scale_max=256.0, faults=(*_FOUROVERSIX["faults"], "error_unclamped"))
+_TRITON = {
+    "formats": ("mxfp4", "mxfp8_e4m3", "mxfp8_e5m2"),
+    "up": ("scale_byte_1_or_more", "special_times_0", "scale_bytes_as_float_bits"),
+    "down": ("zeros_at_scale_byte_0", "special_times_0", "scale_bytes_as_float_bits"),
+}
 _MICROXCALING = dict(scale_rule="floor", negative_zero="drop_quotient")
 _MICROXCALING_LOG2 = ("log2_of_input", "zeros_as_smallest_normal", "element_power_overflows")
 
@@ -480,14 +577,47 @@ _ROWS = (
           ("_4over6_mae448", "to 6 or 4 by absolute error", dict(_TE_SEARCH, search="four_over_six_mae")),
           ("_4over6_mse256", "to 6 or 4 by squared error", dict(_TE_SEARCH, search="four_over_six_mse", scale_max=256.0)),
       )),
+    dict(name="te_ref_pow2", scale_rule="rceil", inf="saturate", negative_zero="drop_quotient", format="mxfp4",
+         faults=("log2",), summary="TransformerEngine's reference with power-of-two scales: as ocp_rceil; an Inf saturates"),
     *(dict(_FOUROVERSIX | others, name=f"fouroversix_{mode}", summary=f"fouroversix, NVFP4: {like}")
       for mode, like, others in (
           ("static6", "block maximum to 6", {}),
+          ("static4", "block maximum to 4", dict(element_max=4.0)),
           ("static6_2d", "block maximum to 6, one scale for 16 x 16", dict(block_rows=16)),
           ("mse", "to 6 or 4 by squared error", dict(_46, search="four_over_six_mse")),
           ("mse_2d", "to 6 or 4 by squared error, one scale for 16 x 16", dict(_46, search="four_over_six_mse", block_rows=16)),
           ("mae", "to 6 or 4 by absolute error", dict(_46, search="four_over_six_mae")),
           ("absmax", "to 6 or 4 by largest error", dict(_46, search="four_over_six_max")),
+      )),
+    *(dict(name=f"fouroversix_mxfp4_{mode}", scale_rule=rule, negative_zero="drop_quotient", format="mxfp4",
+           faults=("scale_byte_1_or_more", "nan_wraps", "inf_over_inf"), summary=f"fouroversix: as {like}")
+      for mode, rule, like in (("static6", "rceil", "ocp_rceil"), ("static4", "ceil", "ocp_ceil"))),
+    dict(name="flashinfer_mxfp4", scale_rule="rfloor", rounding="ties_toward_zero", negative_zero="drop_quotient",
+         zero_block="one", format="mxfp4", faults=("log2", "least_difference", "underflow_is_one", "nan_block_scale_1"),
+         summary="FlashInfer's reference: the largest scale with max * scale <= amax; ties go toward zero"),
+    dict(name="flashinfer_mxfp8", scale_rule="rfloor", zero_block="one", format="mxfp8_e4m3",
+         faults=("log2", "underflow_is_one", "nan_block_scale_1"),
+         summary="FlashInfer's reference: the largest scale with max * scale <= amax"),
+    dict(name="flashinfer_nvfp4", scale_rule="amax", encode_order="flashinfer", decode_order="block_over_tensor",
+         rounding="ties_toward_zero", negative_zero="drop_quotient", format="nvfp4",
+         faults=("least_difference", "nan_block_scale_1"),
+         summary="FlashInfer's reference: multiplies by the tensor scale, divides by the block's; ties go toward zero"),
+    dict(name="gfloat", scale_rule="floor", inf="saturate", nan="raise",
+         format=("mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3", "mxfp8_e5m2"),
+         summary="as ocp; an Inf becomes the largest element, a NaN raises"),
+    dict(name="gfloat_mxint8", scale_rule="floor", inf="saturate", nan="raise", format="mxint8",
+         faults=("int8_reaches_minus_2",), summary="as ocp; an Inf becomes the largest element, a NaN raises"),
+    *(dict(name=f"triton_kernels_{version}", scale_rule=rule, faults=(*_TRITON[mode], *decoded),
+           summary=f"triton_kernels: {like}", **others)
+      for version, mode, rule, decoded, like, others in (
+          ("vllm_up", "up", "rceil", (), "as ocp_rceil, ties go away from zero", dict(rounding="ties_away", format="mxfp4")),
+          ("vllm_up_mxfp8", "up", "rceil", (), "as ocp_rceil", dict(format=("mxfp8_e4m3", "mxfp8_e5m2"))),
+          ("vllm_down", "down", "rfloor", (), "the largest scale with max * scale <= amax, ties go away from zero",
+           dict(rounding="ties_away", format="mxfp4")),
+          ("vllm_down_mxfp8", "down", "rfloor", (), "the largest scale with max * scale <= amax",
+           dict(format=("mxfp8_e4m3", "mxfp8_e5m2"))),
+          ("git_up", "up", "rceil", ("overflow_saturates",), "as ocp_rceil", dict(format=_TRITON["formats"])),
+          ("git_down", "down", "floor", ("overflow_saturates",), "as ocp", dict(format=_TRITON["formats"])),
       )),
     *(dict(name=f"quark_{rule}{suffix}", scale_rule=rule, faults=faults, summary=f"AMD Quark: as ocp{like}{more}", **others)
       for rule, like in (("floor", ""), ("ceil", "_ceil")) for suffix, faults, more, others in _QUARK),

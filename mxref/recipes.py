@@ -47,7 +47,7 @@ class Recipe:
     `scale_rule`: one of `mxref.scales.EXPONENT_RULES` for power-of-two scales; `amax` (amax / element max, rounded
     to the scale format) for scales with a mantissa. `encode_order`, `decode_order`, `scale_max`
     (largest block scale that a computed tensor scale aims at; None: the format's own), `scale_min` (smallest block scale;
-    None: it may round to 0) and `amax_dtype` (`float32`, or `input`: what is computed of amax alone is rounded to the
+    None: it may round to 0), `element_max` (what a block's maximum is mapped to; None: the element's own) and `amax_dtype` (`float32`, or `input`: what is computed of amax alone is rounded to the
     input's dtype) matter for `amax` only.
     `rounding`, `overflow`: of the elements, as in `encode`. `nan`: `poison` (the block decodes to NaN) or
     `raise`. `inf`: `nan` (as a NaN) or `saturate` (largest scale, largest element). `zero_block`: scale of an
@@ -68,6 +68,7 @@ class Recipe:
     decode_order: str = "block_times_tensor"
     scale_max: float | None = None
     scale_min: float | None = None
+    element_max: float | None = None
     amax_dtype: str = "float32"
     rounding: str = "nearest_even"
     overflow: str = "saturate"
@@ -93,10 +94,9 @@ class Recipe:
         check_choice("negative_zero", self.negative_zero, ("keep", "drop_quotient", "drop"))
         check_choice("search", self.search, SEARCHES)
         check_number("block_rows", self.block_rows, 1)
-        if self.scale_max is not None:
-            check_number("scale_max", self.scale_max, FLOAT_SMALLEST, FLOAT_MAX, "None or a finite number > 0")
-        if self.scale_min is not None:
-            check_number("scale_min", self.scale_min, FLOAT_SMALLEST, FLOAT_MAX, "None or a finite number > 0")
+        for name in ("scale_max", "scale_min", "element_max"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), FLOAT_SMALLEST, FLOAT_MAX, "None or a finite number > 0")
         check_choice("amax_dtype", self.amax_dtype, ("float32", "input"))
         if self.transform is not None:
             check_type("transform", self.transform, Hadamard)
@@ -125,6 +125,10 @@ class Recipe:
     def fits(self, format: BlockFormat) -> bool:
         """Whether it applies to `format`, and its scale rule to the format's scales."""
         return self.is_for(format.name) and (self.scale_rule == "amax") != format.scale.is_power_of_two
+
+    def largest(self, format: BlockFormat) -> float:
+        """What a computed tensor scale maps the largest magnitude to."""
+        return (self.element_max or format.element.max) * (self.scale_max or format.scale.max)
 
     @property
     def tensor_scale_direction(self) -> str:
