@@ -207,7 +207,9 @@ def _element_log2_of_input(quotient: torch.Tensor, scales: torch.Tensor, blocks:
 
 
 @_fault("codes", "in float16 a quotient of which the logarithm rounds to 16 is divided by Inf, and NaN")
-def _element_power_overflows(codes: torch.Tensor, quotient: torch.Tensor, scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+def _element_power_overflows(
+    codes: torch.Tensor, quotient: torch.Tensor, scales: torch.Tensor, blocks: Blocks
+) -> torch.Tensor:
     if blocks.dtype != torch.float16 or blocks.format.element.nan_code is None:
         return codes
     magnitude = quotient.view(torch.int32) & MAGNITUDE_MASK
