@@ -1,6 +1,6 @@
 """Which values of a recipe's fields the kernels know, whatever mxref may learn besides."""
 
-from mxref.producers import FAULTS
+from mxref.faults import FAULTS
 from mxref.recipes import Recipe
 
 _KNOWN = {

@@ -9,10 +9,10 @@ from math import isqrt
 import torch
 from einops import rearrange
 
-from mxref.elements import INF_BITS, MAGNITUDE_MASK, decode_codes, reciprocal, round_to_codes
+from mxref.elements import INF_BITS, MAGNITUDE_MASK, decode_codes, reciprocal, round_to_codes, total_error
+from mxref.faults import Blocks, after
 from mxref.formats import BlockFormat
 from mxref.orders import DECODE_ORDERS, ENCODE_ORDERS, TensorScale, encode_quotient
-from mxref.producers import Blocks, after, search_error
 from mxref.recipes import Hadamard, Recipe
 from mxref.scales import scale_codes
 
@@ -36,7 +36,7 @@ def encode_blocks(
         codes = _element_codes(x, scales, format, recipe, tensor, random_words, blocks)
         if recipe.search != "none":
             decoded = decode_blocks(codes, scales, format, recipe, tensor.stored)
-            error = after("error", recipe.faults, search_error(x - decoded, recipe.search), codes, scales, blocks)
+            error = after("error", recipe.faults, total_error(x - decoded, recipe.search), codes, scales, blocks)
             if best is not None:
                 wins = error < best[2]
                 codes = torch.where(wins[:, None], codes, best[0])
