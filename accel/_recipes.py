@@ -1,6 +1,6 @@
 """Which values of a recipe's fields the kernels know, whatever mxref may learn besides."""
 
-from mxref.producers import FAULTS
+from mxref.faults import FAULTS
 from mxref.recipes import Recipe
 
 _KNOWN = {
@@ -8,6 +8,7 @@ _KNOWN = {
     "encode_order": ("nvidia", "vllm_torch", "vllm_triton", "exact"),
     "decode_order": ("block_times_tensor", "block_over_tensor"),
     "scale_min": (None,),
+    "element_max": (None,),
     "amax_dtype": ("float32",),
     "rounding": ("nearest_even", "toward_zero", "ties_away", "away_from_zero", "stochastic"),
     "overflow": ("saturate", "special"),

@@ -9,10 +9,10 @@ from math import isqrt
 import torch
 from einops import rearrange
 
-from mxref.elements import INF_BITS, MAGNITUDE_MASK, decode_codes, reciprocal, round_to_codes
+from mxref.elements import INF_BITS, MAGNITUDE_MASK, decode_codes, reciprocal, round_to_codes, total_error
+from mxref.faults import Blocks, after
 from mxref.formats import BlockFormat
 from mxref.orders import DECODE_ORDERS, ENCODE_ORDERS, TensorScale, encode_quotient
-from mxref.producers import Blocks, after, search_error
 from mxref.recipes import Hadamard, Recipe
 from mxref.scales import scale_codes
 
@@ -36,7 +36,7 @@ def encode_blocks(
         codes = _element_codes(x, scales, format, recipe, tensor, random_words, blocks)
         if recipe.search != "none":
             decoded = decode_blocks(codes, scales, format, recipe, tensor.stored)
-            error = after("error", recipe.faults, search_error(x - decoded, recipe.search), codes, scales, blocks)
+            error = after("error", recipe.faults, total_error(x - decoded, recipe.search), codes, scales, blocks)
             if best is not None:
                 wins = error < best[2]
                 codes = torch.where(wins[:, None], codes, best[0])
@@ -54,7 +54,7 @@ def decode_blocks(
     """Float32 values `[n, b]` of codes `[n, b]`, scale codes `[n]` and tensor scales `[n]`: one product an element."""
     factor = DECODE_ORDERS[recipe.decode_order](decode_codes(scales, format.scale), stored)
     factor = after("factor", recipe.faults, factor, scales)
-    return after("zeros", recipe.faults, decode_codes(codes, format.element) * factor[:, None])
+    return after("values", recipe.faults, decode_codes(codes, format.element) * factor[:, None])
 
 
 def scale_candidates(
@@ -66,12 +66,13 @@ def scale_candidates(
     """
     if recipe.scale_rule == "amax":
         order, largest = ENCODE_ORDERS[recipe.encode_order], amax.view(torch.float32)
+        element_max = recipe.element_max or format.element.max
         largest = largest.to(dtype) if recipe.amax_dtype == "input" else largest
         for stretch in (1.0, 1.5) if recipe.search.startswith("four_over_six") else (1.0,):
             if order.block_scale is None:
-                yield stretch, encode_quotient(largest, format.element.max / stretch * tensor.stored.double(), format.scale)
+                yield stretch, encode_quotient(largest, element_max / stretch * tensor.stored.double(), format.scale)
             else:
-                raw = order.block_scale(largest, tensor, format.element.max) * stretch
+                raw = order.block_scale(largest, tensor, element_max) * stretch
                 yield stretch, round_to_codes(raw.clamp(min=recipe.scale_min, max=format.scale.max), format.scale)
         return
     scales = scale_codes(amax, format.element, format.scale, recipe.scale_rule)

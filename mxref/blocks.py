@@ -11,11 +11,11 @@ import torch
 
 from mxref.block_codec import decode_blocks, encode_blocks, rotate
 from mxref.elements import canonical, check_codes, check_dtype, check_float, check_seed, check_tensor, philox
+from mxref.faults import after
 from mxref.formats import BlockFormat, block_format, check_choice, check_number, check_type
 from mxref.grid import Grid
 from mxref.orders import ENCODE_ORDERS, TensorScale
 from mxref.packing import check_packed, pack_codes, unpack_codes
-from mxref.producers import after
 from mxref.recipes import Recipe, resolve_recipe
 from mxref.registry import op, op_without_gradient
 
@@ -344,19 +344,14 @@ class QuantizeCall:
     given_tensor_scale: str | torch.Tensor | None
     seed: int | None
 
-    @property
-    def largest(self) -> float:
-        """What a computed tensor scale maps the largest magnitude to."""
-        return self.format.element.max * (self.recipe.scale_max or self.format.scale.max)
-
     def tensor_scale(self, finite_amax: Callable[[str], torch.Tensor]) -> TensorScale | None:
         """The tensor scale, shaped to broadcast to `x`; `finite_amax` of "per_tensor" ... gives the largest magnitudes."""
         order, given = ENCODE_ORDERS[self.recipe.encode_order], self.given_tensor_scale
         if not isinstance(given, str):
             return None if given is None else order.given(given)
-        faults, amax = self.recipe.faults, finite_amax(given)
+        faults, largest, amax = self.recipe.faults, self.recipe.largest(self.format), finite_amax(given)
         amax = after("tensor_amax", faults, amax.to(self.x.dtype) if self.recipe.amax_dtype == "input" else amax, self.x)
-        return after("tensor_scale", faults, order.from_amax(amax, self.largest), amax, self.largest)
+        return after("tensor_scale", faults, order.from_amax(amax, largest), amax, largest)
 
 
 def check_quantize(x, format, recipe, tensor_scale, axis, seed) -> QuantizeCall:

@@ -219,6 +219,13 @@ def sum_in_order(x: torch.Tensor, dim: int) -> torch.Tensor:
     return total
 
 
+def total_error(difference: torch.Tensor, search: str) -> torch.Tensor:
+    """What a recipe's search makes least, `[n]`, of differences `[n, b]`."""
+    if search.endswith("max"):
+        return difference.abs().amax(1)
+    return sum_in_order(difference.abs() if search.endswith("mae") else difference * difference, dim=1)
+
+
 _PHILOX_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _PHILOX_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _WORD = 0xFFFFFFFF

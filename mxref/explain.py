@@ -119,7 +119,7 @@ def _steps(x: torch.Tensor, q: BlockTensor, tensor: TensorScale) -> tuple[float 
     scale, amax, x = decode_codes(q.scales, q.format.scale), x.abs().max(), x.float()
     if q.format.scale.is_power_of_two:
         return None, x, float(scale)
-    order, largest = ENCODE_ORDERS[q.recipe.encode_order], q.format.element.max
+    order, largest = ENCODE_ORDERS[q.recipe.encode_order], q.recipe.element_max or q.format.element.max
     candidates = scale_candidates(amax.float().view(1).view(torch.int32), q.format, q.recipe, tensor, amax.dtype)
     amax = amax if q.recipe.amax_dtype == "input" else amax.float()
     stretch = next((stretch for stretch, code in candidates if code == q.scales), 1.0)  # no candidate is NaN

@@ -16,8 +16,8 @@ import torch
 
 from mxref.blocks import BlockTensor, dequantize
 from mxref.elements import canonical, check_codes, check_dtype, check_float, decode_codes, ldexp, reciprocal
+from mxref.faults import FAULTS
 from mxref.formats import FLOAT_MAX, ElementFormat, check_choice, check_type, element_format
-from mxref.producers import FAULTS
 from mxref.registry import op
 
 SEMANTICS = ("blockwise", "dequantized")

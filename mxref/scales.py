@@ -46,14 +46,7 @@ def rfloor(amax: torch.Tensor, element: ElementFormat) -> torch.Tensor:
     return exponent - (significand < max_significand).int() - FLOAT_BIAS - element.emax
 
 
-EXPONENT_RULES = {
-    "floor": floor,
-    "even": even,
-    "even_one_bit": even_one_bit,
-    "ceil": ceil,
-    "rceil": rceil,
-    "rfloor": rfloor,
-}
+EXPONENT_RULES = dict(floor=floor, even=even, even_one_bit=even_one_bit, ceil=ceil, rceil=rceil, rfloor=rfloor)
 
 
 def scale_codes(amax: torch.Tensor, element: ElementFormat, scale: ElementFormat, rule: str) -> torch.Tensor:

@@ -28,7 +28,7 @@ SHARED = Path(os.environ["MXREF_CHECKPOINTS"]) if os.environ.get("MXREF_CHECKPOI
 WHOLE = [None] + (sorted(path.parent for path in SHARED.glob("*/model.safetensors")) if SHARED else [])
 TOOLS = [path for path in WHOLE if path is None or path.name.startswith(("llmcompressor", "quark", "gptoss"))]
 
-# of the sha256 of the logits of a model of stated weights, by a machine whose kernels give every golden logit: others may sum in another order
+# Of a model of stated weights, the logits' sha256 on a machine whose kernels give every golden logit.
 PROBE = "8461c608973ef1ad"
 
 

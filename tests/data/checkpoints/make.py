@@ -1,7 +1,8 @@
 """Cuts the small checkpoints of this directory out of whole ones: python make.py SOURCE [DESTINATION].
 
-`WHOLE` is kept as it is, with its golden logits, in whole.tar.xz. Of the others are kept: layer 0, two experts, the first `ROWS` rows of every matrix, its scales, and the same rows of the golden values.
-A swizzled scale has no rows to cut: torchao's quantized weights are kept whole.
+Kept: layer 0, two experts, the first `ROWS` rows of every matrix, its scales, and the same rows of the golden values.
+A swizzled scale has no rows to cut: torchao's quantized weights are kept whole. `WHOLE` is kept as it is besides, in
+whole.tar.xz, with its golden logits.
 """
 
 import json
