@@ -149,6 +149,17 @@ def test_a_single_file_takes_the_config_beside_it():
     assert file.dialect == whole.dialect and list(file) == list(whole)
 
 
+@pytest.mark.parametrize("path", [path for path in FOUND if path.name.endswith("-qwen3moe")], ids=label)
+def test_the_originals_quantized_by_a_checkpoints_recipe_are_its_codes_and_scales(path):
+    originals, checkpoint = load_file(path.parent / "base-qwen3moe" / "model.safetensors"), load_checkpoint(path)
+    for name in checkpoint.quantized:
+        stored = checkpoint[name].tensor
+        original = originals[name][: stored.shape[0]]  # torchao's weights are kept whole, the originals' first rows
+        again = mxref.quantize(original, stored.format, recipe=stored.recipe, tensor_scale=stored.tensor_scale)
+        assert_same_bits(again.packed, stored.packed[: len(original)], name)
+        assert_same_bits(again.scales, stored.scales[: len(original)], name)
+
+
 def test_importing_the_package_imports_no_safetensors():
     script = "import sys, mxref.checkpoints\nprint('safetensors' in sys.modules, 'transformers' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

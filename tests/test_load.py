@@ -4,6 +4,7 @@ MXREF_CHECKPOINTS names a directory of whole checkpoints to run the first tests 
 """
 
 import hashlib
+import json
 import os
 import tarfile
 from pathlib import Path
@@ -16,11 +17,16 @@ from bits import assert_same_bits
 
 pytest.importorskip("transformers")
 
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from tiny_models import MOE_KINDS, tiny_model
 from torch.nn.functional import linear
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from mxref.models import load
+import mxref
+from mxref.checkpoints import CheckpointError, inspect_checkpoint
+from mxref.checkpoints.files import Shards
+from mxref.models import MXExperts, MXLinear, evaluate, load
+from mxref.models.layers import inputs_quantized, stored_scheme
 
 DATA = Path(__file__).parent / "data" / "checkpoints"
 KEPT = "llmcompressor-nvfp4-qwen3moe"
@@ -152,3 +158,350 @@ def by_hand(path):
 def test_logits_are_those_of_a_forward_pass_written_by_hand(kept):
     ids, _ = golden_logits(kept)
     assert_same_bits(logits(load(kept), ids), logits(by_hand(kept), ids))
+
+
+MISLOADED = ["llmcompressor-nvfp4-qwen3moe", "llmcompressor-nvfp4a16-qwen3moe", "llmcompressor-nvfp4-mixtral"]
+MISLOADED += ["llmcompressor-nvfp4-gptoss"]
+
+
+@pytest.mark.parametrize("whole", [None, *(SHARED / name for name in MISLOADED if SHARED)], ids=label, indirect=True)
+def test_what_transformers_loads_wrongly_is_loaded_right(whole):
+    """transformers 5.24 drops the tensor scale of the first two, and initializes the experts of the others anew."""
+    pytest.importorskip("compressed_tensors")
+    ids, golden = golden_logits(whole)
+    theirs = logits(AutoModelForCausalLM.from_pretrained(whole, dtype="auto"), ids)
+    ours = logits(load(whole), ids)
+    assert (ours - golden).norm() < (theirs - golden).norm()
+
+
+@pytest.mark.skipif(SHARED is None, reason="needs MXREF_CHECKPOINTS")
+@pytest.mark.parametrize("name", MISLOADED)
+def test_evaluated_it_is_nearer_to_its_original_than_what_transformers_loads(name):
+    whole, base = SHARED / name, SHARED / f"base-{name.split('-')[-1]}"
+    options = dict(against=base, tokens=1024, activations=["same"])
+    report = evaluate(whole, SHARED / "base-tokenizer", **options)
+    row = report.rows[1]
+    loaded = AutoModelForCausalLM.from_pretrained(whole, dtype="auto")
+    theirs = evaluate(loaded, SHARED / "base-tokenizer", **options, formats=["mxfp8_e4m3"]).rows[1]
+    assert row.agreement > theirs.agreement
+    assert row.divergence < theirs.divergence
+    assert report.rows[0].label == "bf16 (against) / bf16"
+    assert row.activations == ("bf16" if "a16" in name else "nvfp4")
+
+
+# made checkpoints: the weights of a small model, quantized by mxref and stored as a tool names them
+
+PARTS = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+RECIPES = {"mxfp4": "compressed_tensors_mxfp4", "nvfp4": "compressed_tensors_nvfp4"}
+
+
+def matrices(model):
+    """Names and matrices of every expert and of the attention's output, as a checkpoint names them; biases too."""
+    found = {}
+    for name, module in model.named_modules():
+        if name.endswith(".experts"):
+            first, down = module.gate_up_proj.data, module.down_proj.data
+            first, down = (t.transpose(1, 2) if module.is_transposed else t for t in (first, down))
+            half = first.shape[1] // 2
+            gate, up = (first[:, :half], first[:, half:]) if module.is_concatenated else (first[:, 0::2], first[:, 1::2])
+            for part, weights in (("gate", gate), ("up", up), ("down", down)):
+                for expert, weight in enumerate(weights):
+                    found[f"{name}.{expert}.{PARTS[part]}.weight"] = weight.contiguous()
+            if module.has_bias:
+                for part, biases in (
+                    ("gate", module.gate_up_proj_bias.data[:, 0::2]),
+                    ("up", module.gate_up_proj_bias.data[:, 1::2]),
+                    ("down", module.down_proj_bias.data),
+                ):
+                    for expert, bias in enumerate(biases):
+                        found[f"{name}.{expert}.{PARTS[part]}.bias"] = bias.contiguous()
+        elif name.endswith("o_proj"):
+            found[f"{name}.weight"] = module.weight.data
+    return found
+
+
+def make(folder, kind="qwen3moe", format="mxfp4", activations=True, change=None, config=None, **model_changes):
+    """A checkpoint as llm-compressor stores one, and the model whose weights it holds."""
+    model = tiny_model(kind, **model_changes)
+    stored = {name: t.clone() for name, t in model.state_dict().items() if ".experts." not in name}
+    args = {"num_bits": 4, "type": "float", "group_size": 32 if format == "mxfp4" else 16}
+    for name, matrix in matrices(model).items():
+        stem = name.removesuffix(".weight")
+        if name.endswith("bias"):
+            stored[name] = matrix
+            continue
+        stored.pop(name, None)
+        q = mxref.quantize(matrix, format, recipe=RECIPES[format])
+        stored[f"{stem}.weight_packed"] = q.packed
+        stored[f"{stem}.weight_scale"] = q.scales if format == "mxfp4" else q.scales.view(torch.float8_e4m3fn)
+        if format == "nvfp4":
+            stored[f"{stem}.weight_global_scale"] = q.tensor_scale.reshape(1)
+            stored[f"{stem}.input_global_scale"] = torch.tensor([100.0 + len(stored)])
+    if kind == "mixtral":
+        stored = {name.replace(".mlp.", ".block_sparse_moe."): tensor for name, tensor in stored.items()}
+    if change is not None:
+        change(stored)
+    folder.mkdir()
+    save_file({name: tensor.contiguous().clone() for name, tensor in stored.items()}, folder / "model.safetensors")
+    group = {"targets": [r"re:.*\.experts\..*_proj", "re:.*o_proj"], "weights": args}
+    group["input_activations"] = {**args, "dynamic": True} if activations else None
+    quantization = {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}, "ignore": ["lm_head"]}
+    written = {**model.config.to_dict(), "quantization_config": quantization, **(config or {})}
+    (folder / "config.json").write_text(json.dumps(written))
+    return folder, model
+
+
+IDS = torch.tensor([[7, 3, 99, 40, 5, 5, 200, 1], [9, 8, 7, 6, 5, 4, 3, 2]])
+
+
+@pytest.mark.parametrize("format", ["mxfp4", "nvfp4"])
+@pytest.mark.parametrize("kind", MOE_KINDS)
+def test_every_weight_finds_its_place(kind, format, tmp_path):
+    folder, model = make(tmp_path / "made", kind, format)
+    decoded = {name: m for name, m in matrices(load(folder, dequantized=True)).items()}
+    for name, matrix in matrices(model).items():
+        if name.endswith("weight"):
+            matrix = mxref.qdq(matrix, format, recipe=RECIPES[format])
+        assert_same_bits(decoded[name], matrix, name)
+    others = {name: t for name, t in model.state_dict().items() if ".experts." not in name and "o_proj.weight" not in name}
+    loaded = load(folder).state_dict()
+    for name, tensor in others.items():
+        assert_same_bits(loaded[name].to(tensor.dtype), tensor, name)  # what the model keeps in float32 is widened
+    plain = load(folder, dequantized=True)
+    plain.set_experts_implementation("eager")
+    if kind != "gptoss":  # whose experts llm-compressor stores as linears, with another order of roundings
+        with inputs_quantized(whole := load(folder), False):
+            assert_same_bits(logits(whole, IDS), logits(plain, IDS))
+
+
+@pytest.mark.parametrize("semantics", ["blockwise", "dequantized"])
+@pytest.mark.parametrize("format", ["mxfp4", "nvfp4"])
+def test_other_semantics_are_moe_experts_and_matmul(format, semantics, tmp_path):
+    def equal_scales(stored):
+        for name in [name for name in stored if name.endswith("up_proj.input_global_scale")]:
+            stored[name] = stored[name.replace("up_proj", "gate_proj")]
+
+    folder, model = make(tmp_path / "made", "gptoss", format, change=equal_scales)
+    stored = load_file(folder / "model.safetensors")
+    loaded = load(folder, semantics=semantics)
+    experts, o_proj = loaded.model.layers[1].mlp.experts, loaded.model.layers[1].self_attn.o_proj
+    assert type(experts) is MXExperts and type(o_proj) is MXLinear
+    torch.manual_seed(1)
+    x = torch.randn(5, 64).bfloat16()
+    ids, weights = torch.tensor([[0, 1], [3, 2], [1, 3], [2, 0], [1, 0]]), torch.rand(5, 2)
+    parts = matrices(model)
+    stem = "model.layers.1.mlp.experts"
+    gate, up, down = (
+        [mxref.quantize(parts[f"{stem}.{e}.{part}.weight"], format, recipe=RECIPES[format]) for e in range(4)]
+        for part in PARTS.values()
+    )
+    bias13 = torch.stack([torch.cat([parts[f"{stem}.{e}.{p}.bias"] for p in ("gate_proj", "up_proj")]) for e in range(4)])
+    bias2 = torch.stack([parts[f"{stem}.{e}.down_proj.bias"] for e in range(4)])
+
+    def together(each):  # [E, N, K] of matrices, each row with the tensor scale of its own
+        rows = [q.tensor_scale.reshape(1, 1).expand(len(q.codes), 1) if format == "nvfp4" else None for q in each]
+        scale = torch.stack(rows) if format == "nvfp4" else None
+        codes, scales = torch.stack([q.codes for q in each]), torch.stack([q.scales for q in each])
+        return mxref.BlockTensor.from_codes(codes, scales, scale, each[0].format, each[0].recipe)
+
+    def above(g, u):
+        scale = None
+        if format == "nvfp4":
+            scale = torch.cat([q.tensor_scale.reshape(1, 1).expand(len(q.codes), 1) for q in (g, u)])
+        return torch.cat([g.codes, u.codes]), torch.cat([g.scales, u.scales]), scale
+
+    stacked = [above(g, u) for g, u in zip(gate, up)]
+    w13 = mxref.BlockTensor.from_codes(
+        torch.stack([codes for codes, _, _ in stacked]),
+        torch.stack([scales for _, scales, _ in stacked]),
+        torch.stack([scale for _, _, scale in stacked]) if format == "nvfp4" else None,
+        format,
+        RECIPES[format],
+    )
+    act_scales = None
+    if format == "nvfp4":
+        act_scales = tuple(
+            torch.cat([stored[f"{stem}.{e}.{part}.input_global_scale"] for e in range(4)])
+            for part in ("gate_proj", "down_proj")
+        )
+    expected = mxref.moe_experts(
+        x, w13, together(down), ids, weights, activation="swiglu_oai", act_format=format, act_recipe=RECIPES[format],
+        act_tensor_scales=act_scales, bias13=bias13, bias2=bias2, semantics=semantics,
+    )  # fmt: skip
+    assert_same_bits(experts(x, ids, weights), expected)
+    name = "model.layers.1.self_attn.o_proj"
+    scale = stored[f"{name}.input_global_scale"].reshape(()) if format == "nvfp4" else None
+    a = mxref.quantize(x, format, recipe=RECIPES[format], tensor_scale=scale)
+    w = mxref.quantize(parts[f"{name}.weight"], format, recipe=RECIPES[format])
+    bias = model.model.layers[1].self_attn.o_proj.bias.data
+    assert_same_bits(o_proj(x), mxref.matmul(a, w, bias=bias, out_dtype=torch.bfloat16, semantics=semantics))
+
+
+def test_gate_and_up_keep_their_scales_or_take_what_vllm_takes(tmp_path):
+    folder, model = make(tmp_path / "made", "qwen3moe", "nvfp4")
+    stored = load_file(folder / "model.safetensors")
+    stem = "model.layers.0.mlp.experts"
+
+    def of(part, kind):
+        return torch.cat([stored[f"{stem}.{e}.{part}_proj.{kind}_global_scale"] for e in range(4)])
+
+    experts = load(folder).model.layers[0].mlp.experts
+    assert_same_bits(experts.weights.w13.tensor_scale[:, 0, 0], of("gate", "weight"))
+    assert_same_bits(experts.weights.w13.tensor_scale[:, -1, 0], of("up", "weight"))
+    for part in ("gate", "up", "down"):
+        assert_same_bits(getattr(experts.input_scales, part), of(part, "input"))
+
+    vllm = load(folder, scales="vllm").model.layers[0].mlp.experts
+    assert set(of("gate", "weight").tolist()) == set(vllm.weights.w13.tensor_scale.flatten().tolist())
+    half = vllm.weights.w13.shape[1] // 2
+    decoded = mxref.dequantize(experts.weights.w13)[:, half:]
+    other = mxref.dequantize(vllm.weights.w13)[:, half:]
+    ratio = (of("up", "weight") / of("gate", "weight"))[:, None, None]
+    assert torch.allclose(other, decoded * ratio, rtol=2.0**-20)  # three float32 roundings
+    first = min(of("gate", "input").min(), of("up", "input").min())  # dividing scales: the smallest is of the largest amax
+    assert set(vllm.input_scales.gate.tolist()) == set(vllm.input_scales.up.tolist()) == {first.item()}
+    assert set(vllm.input_scales.down.tolist()) == {of("down", "input").min().item()}
+    with pytest.raises(ValueError, match="gate and up of expert 0 have input scales .*semantics='torch'.*scales='vllm'"):
+        load(folder, semantics="blockwise")
+    assert load(folder, semantics="blockwise", scales="vllm").model.layers[0].mlp.experts.semantics == "blockwise"
+
+
+def test_moving_a_loaded_model_leaves_codes_and_scales_as_they_are(kept):
+    model = load(kept)
+    before = model.model.layers[0].mlp.experts
+    w13, scales = before.weights.w13, before.input_scales
+    moved = model.to(torch.float32).model.layers[0].mlp.experts
+    assert_same_bits(moved.weights.w13.packed, w13.packed)
+    assert_same_bits(moved.weights.w13.tensor_scale, w13.tensor_scale)
+    assert_same_bits(moved.input_scales.down, scales.down)
+    assert next(model.parameters()).dtype == torch.float32
+    ids, expected = golden_logits(kept)
+    assert (logits(model, ids) - expected).norm() < (logits(load(kept, dtype=torch.float16), ids) * 0 - expected).norm()
+
+
+def test_bits_per_weight_are_those_of_the_files(kept):
+    scheme = stored_scheme(load(kept))
+    assert scheme.bits / scheme.elements == inspect_checkpoint(kept).bits_per_weight
+    assert (scheme.formats, scheme.activations) == (("nvfp4",), "nvfp4")
+
+
+def test_each_tensor_is_read_once_and_none_before_its_place_is_known(kept, monkeypatch):
+    reads = []
+    read = Shards.read
+    monkeypatch.setattr(Shards, "read", lambda self, name: reads.append(name) or read(self, name))
+    load(kept)
+    assert sorted(reads) == sorted(load_file(kept / "model.safetensors"))
+
+
+# what does not fit
+
+Q, EXPERT = "model.layers.1.self_attn.o_proj", "model.layers.1.mlp.experts.2"
+
+
+def drop(*names):
+    return lambda stored: [stored.pop(name) for name in names]
+
+
+def put(name, change):
+    return lambda stored: stored.update({name: change(stored.get(name))})
+
+
+REFUSED = [
+    (drop("model.norm.weight"), {}, r"missing: model\.norm\.weight$"),
+    (drop(f"{EXPERT}.up_proj.weight_packed"), {}, r"up_proj\.weight_scale: scales without codes"),
+    (drop(f"{EXPERT}.up_proj.weight_packed", f"{EXPERT}.up_proj.weight_scale", f"{EXPERT}.up_proj.weight_global_scale",
+          f"{EXPERT}.up_proj.input_global_scale"), {}, r"missing: model\.layers\.1\.mlp\.experts\.2\.up_proj\.weight$"),
+    (drop(f"{Q}.weight_packed", f"{Q}.weight_scale", f"{Q}.weight_global_scale", f"{Q}.input_global_scale"), {},
+     r"missing: model\.layers\.1\.self_attn\.o_proj\.weight$"),
+    (drop(f"{Q}.input_global_scale"), {}, r"o_proj\.weight: no input scale, which the config says"),
+    (drop(f"{EXPERT}.down_proj.input_global_scale"), {}, r"experts\.2\.down_proj\.weight: no input scale"),
+    (put(f"{Q}.input_global_scale", lambda s: s * 0), {}, r"o_proj\.weight: an input scale is 0\.0.*never seen"),
+    (put(f"{EXPERT}.down_proj.input_global_scale", lambda s: s * 0), {}, r"experts \(down\): an input scale is 0\.0"),
+    (put(f"{EXPERT}.up_proj.input_global_scale", lambda s: s * torch.nan), {}, r"experts \(up\): an input scale is nan"),
+    (put("model.extra.weight", lambda _: torch.ones(2)), {}, r"no place in Qwen3MoeForCausalLM: model\.extra\.weight$"),
+    (put("model.layers.0.mlp.experts.9.up_proj.weight", lambda _: torch.ones(48, 64)), {},
+     r"which the config says is quantized|no place in"),
+    (put("model.norm.weight", lambda t: t[:5]), {}, r"model\.norm\.weight has shape \[5\]: the model expects \[64\]"),
+    (put("model.norm.weight", lambda t: t.to(torch.int32)), {}, r"dtype torch\.int32: the model expects float"),
+    (put("model.norm.weight", lambda t: t.to(torch.float8_e4m3fn)), {}, r"norm\.weight has dtype torch\.float8_e4m3fn"),
+    (put(f"{EXPERT}.up_proj.weight", lambda _: torch.ones(48, 64)), {}, r"up_proj\.weight.* a second time"),
+    (None, {"num_hidden_layers": 3}, r"missing: model\.layers\.2\."),
+    (None, {"num_hidden_layers": 1}, r"no place in Qwen3MoeForCausalLM: model\.layers\.1\."),
+    (None, {"num_experts": 5, "num_local_experts": 5}, r"mlp\.gate\.weight has shape \[4, 64\]"),
+    (None, {"hidden_size": 128}, r"has shape .*: the model expects"),
+    (None, {"model_type": "no_such_model"}, "config.json describes no causal language model.*no_such_model"),
+    (None, {"quantization_config": {"quant_method": "bitsandbytes"}}, "quant_method='bitsandbytes'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change, config, message", REFUSED, ids=range(len(REFUSED)))
+def test_what_does_not_fit_is_refused_by_name(change, config, message, tmp_path):
+    folder, _ = make(tmp_path / "made", "qwen3moe", "nvfp4", change=change, config=config)
+    with pytest.raises(ValueError, match=message) as refusal:
+        load(folder)
+    assert "\n" not in str(refusal.value)
+
+
+def args(**others):
+    return {"num_bits": 4, "type": "float", "group_size": 32, **others}
+
+
+UNREAD = [
+    (
+        {"config_groups": {"g": {"weights": args(), "input_activations": args(num_bits=8, group_size=None)}}},
+        "input_activations",
+    ),
+    ({"config_groups": {"g": {"weights": args(), "output_activations": args()}}}, "output_activations"),
+    ({"config_groups": {"a": {"weights": args(), "input_activations": args()}, "b": {"weights": args()}}}, "differ between"),
+    (
+        {"config_groups": {"g": {"weights": args()}}, "transform_config": {"config_groups": {"u": {"type": "hadamard"}}}},
+        "hadamard",
+    ),
+]
+
+
+@pytest.mark.parametrize("says, message", UNREAD, ids=range(len(UNREAD)))
+def test_a_scheme_that_cannot_be_run_is_refused_and_can_be_decoded(says, message, tmp_path):
+    quantization = {"quant_method": "compressed-tensors", "ignore": ["re:.*"], **says}
+    folder, _ = make(tmp_path / "made", config={"quantization_config": quantization})
+    with pytest.raises(CheckpointError, match=f"the config says .*{message}.*, which cannot be run"):
+        load(folder)
+    assert not stored_scheme(load(folder, dequantized=True))
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"semantics": "exact"}, "semantics='exact': expected one of torch, blockwise, dequantized"),
+        ({"scales": "largest"}, "scales='largest': expected one of stored, vllm"),
+        ({"device": "nosuch"}, "device='nosuch'"),
+        ({"device": "meta"}, "device='meta': expected a device that holds values"),
+        ({"dtype": torch.float64}, "dtype.*float64"),
+        ({"dialect": "gguf"}, "dialect='gguf': expected one of plain"),
+    ],
+)
+def test_bad_arguments_are_refused_by_name(options, message, kept):
+    with pytest.raises((ValueError, TypeError), match=message):
+        load(kept, **options)
+
+
+def test_tensors_can_be_left_out_by_name(tmp_path):
+    folder, _ = make(tmp_path / "made", change=put("model.layers.0.self_attn.k_scale", lambda _: torch.ones(1)))
+    with pytest.raises(CheckpointError, match=r"no place in .*: model\.layers\.0\.self_attn\.k_scale"):
+        load(folder)
+    assert logits(load(folder, ignore=["*.k_scale"]), IDS).isfinite().all()
+
+
+def test_a_dead_expert_is_harmless_where_one_scale_serves_all(tmp_path):
+    folder, _ = make(
+        tmp_path / "made", "qwen3moe", "nvfp4", change=put(f"{EXPERT}.down_proj.input_global_scale", lambda s: s * 1e9)
+    )
+    down = load(folder, scales="vllm").model.layers[1].mlp.experts.input_scales.down
+    assert len(set(down.tolist())) == 1 and down[0] < 1e6
+
+
+def test_tied_embeddings_need_no_head(tmp_path):
+    folder, model = make(tmp_path / "made", tie_word_embeddings=True, change=drop("lm_head.weight"))
+    loaded = load(folder)
+    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+    assert_same_bits(loaded.lm_head.weight.data, model.model.embed_tokens.weight.data)
