@@ -6,6 +6,8 @@ MXREF_CHECKPOINTS names a directory of whole checkpoints to run the first tests 
 import hashlib
 import json
 import os
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -505,3 +507,56 @@ def test_tied_embeddings_need_no_head(tmp_path):
     loaded = load(folder)
     assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
     assert_same_bits(loaded.lm_head.weight.data, model.model.embed_tokens.weight.data)
+
+
+# memory
+
+MEASURE = """
+import sys, threading, time
+from mxref.models import load
+
+def resident():
+    return int(next(line for line in open("/proc/self/status") if line.startswith("RssAnon")).split()[1]) << 10
+
+def poll():
+    while running:
+        seen.append(resident())
+        time.sleep(0.0005)
+
+load(sys.argv[1])
+seen, running, before = [], True, resident()
+thread = threading.Thread(target=poll)
+thread.start()
+model = load(sys.argv[2])
+running = False
+thread.join()
+print(max(seen) - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux' count of anonymous pages")
+def test_loading_holds_the_files_once(tmp_path):
+    """Anonymous memory, at its highest: the files' size, a layer more while its experts are put together, and slack."""
+    experts, width, hidden = 16, 512, 512
+    sizes = dict(hidden_size=hidden, moe_intermediate_size=width, num_experts=experts, num_local_experts=experts)
+
+    def grow(stored):
+        for name in [name for name in stored if ".experts." in name]:
+            del stored[name]
+        random = torch.Generator().manual_seed(0)
+        for layer in range(6):
+            for name in [name for name in stored if ".layers.0." in name]:
+                stored[name.replace(".layers.0.", f".layers.{layer}.")] = stored[name]
+            for expert in range(experts):
+                for part in PARTS.values():
+                    stem = f"model.layers.{layer}.mlp.experts.{expert}.{part}"
+                    codes = torch.randint(256, (width, hidden // 2), dtype=torch.uint8, generator=random)
+                    stored |= {f"{stem}.weight_packed": codes, f"{stem}.weight_scale": codes[:, : hidden // 32] | 64 & 127}
+
+    small, _ = make(tmp_path / "small")
+    large, _ = make(tmp_path / "large", change=grow, config={**sizes, "num_hidden_layers": 6}, hidden_size=hidden)
+    result = subprocess.run([sys.executable, "-c", MEASURE, small, large], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    size = (large / "model.safetensors").stat().st_size
+    assert size > 64 << 20
+    assert int(result.stdout) < size + size / 6 + (4 << 20)
