@@ -25,7 +25,7 @@ from mxref.elements import (
     split,
     total_error,
 )
-from mxref.formats import FLOAT_BIAS, FLOAT_MANTISSA_BITS, FLOAT_MAX, BlockFormat
+from mxref.formats import FLOAT_BIAS, FLOAT_MANTISSA_BITS, FLOAT_MAX, BlockFormat, ElementFormat
 from mxref.orders import TensorScale
 
 QUIET_NAN = 0x7FC00000
@@ -489,10 +489,9 @@ def _overflow_saturates(values: torch.Tensor) -> torch.Tensor:
     return values.clamp(-FLOAT_MAX, FLOAT_MAX)
 
 
-@_fault("codes", "the code is the first with the least float32 difference, of NaN and of what is far beyond all of them 0")
-def _least_difference(codes: torch.Tensor, quotient: torch.Tensor, scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
-    element = blocks.format.element
-    values = torch.tensor(element.positive, device=codes.device)
+def _least_difference(quotient: torch.Tensor, element: ElementFormat) -> torch.Tensor:
+    """The first code with the least float32 difference: 0 for NaN and for what is far beyond all of them."""
+    values = torch.tensor(element.positive, device=quotient.device)
     return (quotient.abs()[..., None] - values).abs().argmin(-1).int() | element.sign_mask * (quotient < 0).int()
 
 
@@ -506,7 +505,7 @@ def _nan_block_scale_1(made: tuple[torch.Tensor, torch.Tensor], blocks: Blocks) 
     else:
         special, quotient = nan, blocks.x * blocks.tensor.forward[:, None]
     if element.nan_code is None:
-        recoded = _least_difference(codes, quotient, scales, blocks)
+        recoded = _least_difference(quotient, element)
     else:
         recoded = round_to_codes(quotient, element)
         recoded = torch.where(quotient.isnan(), recoded & element.sign_mask | element.nan_code, recoded)
