@@ -25,7 +25,7 @@ from mxref.elements import (
     split,
     total_error,
 )
-from mxref.formats import FLOAT_BIAS, FLOAT_MANTISSA_BITS, FLOAT_MAX, BlockFormat
+from mxref.formats import FLOAT_BIAS, FLOAT_MANTISSA_BITS, FLOAT_MAX, BlockFormat, ElementFormat
 from mxref.orders import TensorScale
 
 QUIET_NAN = 0x7FC00000
@@ -402,7 +402,7 @@ def _unclamped(codes: torch.Tensor, quotient: torch.Tensor, scales: torch.Tensor
     cut = ((bits < 0).int() << 3 | magnitude).masked_fill(~rounded.isfinite(), 0b1011) & 0xFF
     low, high = cut.reshape(rows, size // 2, 2).unbind(-1)
     cut = torch.stack([low & 0xF, (low >> 4 | high) & 0xF], dim=-1).reshape(rows, size)
-    cut = cut.masked_fill(quotient == 0, 0)
+    cut = cut.masked_fill(codes == 0, 0)
     dead = (scales == 0) & ~blocks.tensor.stored.isnan()
     return cut.masked_fill(dead[:, None], 0)
 
@@ -441,9 +441,9 @@ def _scale_byte_1_or_more(scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
     return torch.where((scales == 0) & (_scale_quotient(blocks) != 0), 1, scales)
 
 
-@_fault("blocks", "where amax over the element's largest underflows to 0, the scale is 1")
+@_fault("blocks", "where amax over the element's largest underflows to 0, the scale is that of zeros")
 def _underflow_is_one(made: tuple[torch.Tensor, torch.Tensor], blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
-    (codes, scales), zero = made, _scale_quotient(blocks) == 0
+    (codes, scales), zero = made, (_scale_quotient(blocks) == 0) & (blocks.amax != 0)
     negative = blocks.x < 0 if blocks.recipe.negative_zero == "drop_quotient" else blocks.x.signbit()
     signs = blocks.format.element.sign_mask * negative.int()
     return torch.where(zero[:, None], signs, codes), scales.masked_fill(zero, blocks.format.scale.bias)
@@ -489,10 +489,9 @@ def _overflow_saturates(values: torch.Tensor) -> torch.Tensor:
     return values.clamp(-FLOAT_MAX, FLOAT_MAX)
 
 
-@_fault("codes", "the code is the first with the least float32 difference, of NaN and of what is far beyond all of them 0")
-def _least_difference(codes: torch.Tensor, quotient: torch.Tensor, scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
-    element = blocks.format.element
-    values = torch.tensor(element.positive, device=codes.device)
+def _least_difference(quotient: torch.Tensor, element: ElementFormat) -> torch.Tensor:
+    """The first code with the least float32 difference: 0 for NaN and for what is far beyond all of them."""
+    values = torch.tensor(element.positive, device=quotient.device)
     return (quotient.abs()[..., None] - values).abs().argmin(-1).int() | element.sign_mask * (quotient < 0).int()
 
 
@@ -506,7 +505,7 @@ def _nan_block_scale_1(made: tuple[torch.Tensor, torch.Tensor], blocks: Blocks) 
     else:
         special, quotient = nan, blocks.x * blocks.tensor.forward[:, None]
     if element.nan_code is None:
-        recoded = _least_difference(codes, quotient, scales, blocks)
+        recoded = _least_difference(quotient, element)
     else:
         recoded = round_to_codes(quotient, element)
         recoded = torch.where(quotient.isnan(), recoded & element.sign_mask | element.nan_code, recoded)
