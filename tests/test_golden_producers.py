@@ -60,9 +60,10 @@ def test_the_record_is_current():
 
 
 def test_every_recipe_of_a_producer_is_in_the_table():
-    """But vLLM's, which `test_golden_vllm.py` compares."""
+    """But vLLM's, which `test_golden_vllm.py` compares, and Quark's NVFP4: `test_checkpoints.py` compares its weights, and
+    `test_load.py` the logits that its inputs lead to."""
     shown = {line.recipe for format, producer in PRODUCERS for line in table_rows(None, format, producer)}
-    assert shown | {"vllm_torch", "vllm_triton"} == set(ROWS)
+    assert shown | {"vllm_torch", "vllm_triton", "quark_nvfp4", "quark_nvfp4_input"} == set(ROWS)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -86,6 +87,7 @@ UNTOLD = {
     "fouroversix_": ("negative_zero", "encode_order"),
     "flashinfer_nvfp4": ("negative_zero", "decode_order"),  # its decoder is not recorded
     "gfloat": ("nan",),  # see test_gfloat_raises_for_nan
+    "quark_nvfp4": ("encode_order", "negative_zero"),  # no recording, but a checkpoint
 }
 CHOICES = [
     (name, field)
@@ -130,6 +132,7 @@ def test_an_unknown_fault_is_refused():
 def test_a_producer_is_for_the_formats_it_was_recorded_in(name, format):
     """quark_even, microxcaling's and vLLM's fit whatever their scale rule does."""
     recorded = {f for f, producer in PRODUCERS if producer_table.recipe_of(producer, f) == name}
+    recorded |= {"nvfp4"} if name.startswith("quark_nvfp4") else set()  # in a checkpoint
     if ROWS[name].get("format") is None:
         return
     block = mxref.BLOCK_FORMATS[format]
