@@ -5,6 +5,7 @@ MXREF_CHECKPOINTS names a directory of whole checkpoints to run the first tests 
 
 import hashlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -96,6 +97,24 @@ def same_kernels(kept):
 def test_logits_are_those_of_the_tool_that_wrote_the_checkpoint(whole, same_kernels):
     ids, expected = golden_logits(whole)
     assert_same_bits(logits(load(whole), ids), expected)
+
+
+@pytest.mark.parametrize(
+    "whole", [path for path in WHOLE if path and "modelopt-nvfp4" in path.name], ids=label, indirect=True
+)
+def test_modelopts_stand_in_for_its_own_kernel_is_nearer_than_the_model_before_quantization(whole):
+    """ModelOpt's kernel for inputs needs CUDA; its recorded logits were made with something else in its place. They bound
+    ours by what quantization itself does: the recorded ones diverge less from ours than from the original's."""
+    ids, golden = golden_logits(whole)
+    base = load_file(SHARED / f"base-{whole.name.split('-')[-1]}" / "golden_base_logits.safetensors")["logits_bf16_model"]
+
+    def divergence(p, q):
+        log_p, log_q = p.double().log_softmax(-1), q.double().log_softmax(-1)
+        return (log_p.exp() * (log_p - log_q)).sum(-1).mean().item()
+
+    found = logits(load(whole), ids)
+    assert divergence(golden, found) < divergence(golden, base)
+    assert (golden - found).norm() < (golden - base).norm()
 
 
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
@@ -507,6 +526,97 @@ def test_tied_embeddings_need_no_head(tmp_path):
     loaded = load(folder)
     assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
     assert_same_bits(loaded.lm_head.weight.data, model.model.embed_tokens.weight.data)
+
+
+# evaluation
+
+
+def test_a_checkpoint_is_evaluated_as_it_is_stored(kept):
+    report = evaluate(kept, tokens=512, window=64)
+    assert [(row.weights, row.activations) for row in report.rows] == [("nvfp4", "bf16"), ("nvfp4", "nvfp4")]
+    assert (report.text, report.layers, report.semantics, report.scored_bytes) == ("drawn ids", "as stored", "torch", None)
+    assert report.unit == "token" and report.rows[0].bits_per_byte is None and "bits/token" in str(report)
+    model = load(kept)
+    windows = torch.randint(512, (8, 64), generator=torch.Generator().manual_seed(0))
+    for row, quantizes in zip(report.rows, (False, True)):
+        with inputs_quantized(model, quantizes):
+            scores = logits(model, windows)[:, :-1].double().log_softmax(-1)
+        loss = -scores.gather(-1, windows[:, 1:, None]).mean().item()
+        assert row.perplexity == pytest.approx(math.exp(loss), rel=1e-5)  # float32 sums against float64
+    assert model.model.layers[0].mlp.experts.quantizes_inputs
+
+
+def test_given_ids_and_another_model(kept, tmp_path):
+    ids, _ = golden_logits(kept)
+    save_file({"input_ids": ids}, tmp_path / "ids.safetensors")
+    (tmp_path / "ids.json").write_text(json.dumps(ids.flatten().tolist()))
+    decoded = load(kept, dequantized=True)
+    report = evaluate(kept, ids=tmp_path / "ids.safetensors", against=decoded, activations=["none", "same"])
+    first, weights_only, own = report.rows
+    assert first.label.endswith("(against) / bf16") or first.weights == "bf16 (against)"
+    assert (weights_only.divergence, weights_only.agreement) == (0.0, 1.0) and weights_only.change == 0.0
+    assert first.divergence is None and own.divergence > 0 and 0 < own.agreement <= 1
+    with inputs_quantized(model := load(kept), True):
+        log_q = logits(model, ids)[:, :-1].double().log_softmax(-1)
+    decoded.set_experts_implementation("eager")
+    log_p = logits(decoded, ids)[:, :-1].double().log_softmax(-1)
+    expected = ((log_p.exp() * (log_p - log_q)).sum(-1) / math.log(2)).mean().item()
+    assert own.divergence == pytest.approx(expected, rel=1e-4)  # float32 against float64
+    assert own.agreement == (log_p.argmax(-1) == log_q.argmax(-1)).double().mean().item()
+    again = evaluate(kept, ids=tmp_path / "ids.json", window=48, activations=["same"]).rows
+    assert [row.perplexity for row in again] == [own.perplexity]
+
+
+def test_a_checkpoint_can_be_quantized_anew(kept):
+    report = evaluate(kept, formats=["nvfp4", "mxfp8_e4m3"], activations=["none"], tokens=128, window=64)
+    assert [row.weights for row in report.rows] == ["nvfp4", "nvfp4", "mxfp8_e4m3"]
+    assert report.semantics == "torch, blockwise"
+    assert report.rows[1].snr_db > report.rows[2].snr_db  # what NVFP4 has decoded is nearly itself in NVFP4
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"formats": ["mxfp4"], "semantics": "torch"}, "semantics='torch' is for what is stored"),
+        ({"scales": "some"}, "scales='some': expected one of stored, vllm"),
+        ({"text": "a", "ids": [1, 2]}, "text and ids are both given"),
+        ({"text": "a"}, "tokenizer=None"),
+        ({"ids": [1.5, 2.5]}, "ids=.*expected integers"),
+        ({"ids": [[1, 512]]}, "ids=.*from 0 to 511"),
+        ({"ids": [1, 2, 3]}, "ids=.*at least one window"),
+        ({"ids": Path("no-such.json")}, "ids='no-such.json'"),
+        ({"against": "./no-such"}, "against='./no-such': no such directory"),
+        ({"window": 1}, "window=1: expected 2 to 256"),
+    ],
+)
+def test_evaluations_refuse_bad_arguments_by_name(options, message, kept):
+    with pytest.raises(ValueError, match=message):
+        evaluate(kept, **options)
+
+
+def test_the_command_evaluates_a_checkpoint(kept, tmp_path):
+    from typer.testing import CliRunner
+
+    from mxref.cli import app
+
+    arguments = [
+        "eval",
+        kept,
+        "--tokens",
+        128,
+        "--window",
+        64,
+        "--semantics",
+        "dequantized",
+        "--scales",
+        "vllm",
+        "--json",
+        "-",
+    ]
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert [row["activations"] for row in report["rows"]] == ["bf16", "nvfp4"] and report["semantics"] == "dequantized"
 
 
 # memory
