@@ -521,6 +521,18 @@ def test_a_dead_expert_is_harmless_where_one_scale_serves_all(tmp_path):
     assert len(set(down.tolist())) == 1 and down[0] < 1e6
 
 
+def test_experts_quantized_in_part_are_refused(tmp_path):
+    def plain(stored):
+        drop(*(f"{EXPERT}.up_proj.{name}" for name in ("weight_packed", "weight_scale")))(stored)
+        stored[f"{EXPERT}.up_proj.weight"] = torch.ones(48, 64)
+
+    says = {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": args()}}, "ignore": ["re:.*"]}
+    folder, _ = make(tmp_path / "made", change=plain, config={"quantization_config": says})
+    with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.experts: its weights are quantized in part"):
+        load(folder)
+    assert logits(load(folder, dequantized=True), IDS).isfinite().all()
+
+
 def test_tied_embeddings_need_no_head(tmp_path):
     folder, model = make(tmp_path / "made", tie_word_embeddings=True, change=drop("lm_head.weight"))
     loaded = load(folder)

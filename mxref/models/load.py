@@ -77,10 +77,13 @@ class _Layer:
 
     def lacking(self) -> Iterator[tuple[str, list[tuple[str, int | None]]]]:
         """The (part, expert) that are not there, by kind, of what is there in part."""
-        if self.quantized and not any(self.filled.get(name) for name in _WEIGHTS):
+        plain = any(self.filled.get(name) for name in _WEIGHTS)
+        if self.quantized and not plain:
             indices = (None,) if self.stacked else range(self.count)
             yield "weight", [(p, i) for p in self.wanted for i in indices if i not in self.quantized.get(p, ())]
         for parameter, filled in self.filled.items():
+            if self.quantized and parameter in _WEIGHTS:
+                continue  # quantized in part: `_experts` says so
             if None not in {expert for _, expert in filled}:
                 parts = ("gate", "up") if parameter.startswith("gate_up") else (parameter.split("_")[0],)
                 every = [(part, expert) for part in parts for expert in range(self.count)]
