@@ -57,6 +57,10 @@ def test_the_record_is_current():
     assert RECORD.read_text() == producer_table.as_text(lines)
     record = json.loads(RECORD.read_text())
     assert len(record["rows"]) == len(lines) and sum(row["differing"] for row in record["rows"]) == 0
+    decision = (RECORD.parents[2] / "docs" / "decisions" / "19-producers.md").read_text()
+    for reason in {line.reason for line in lines if line.excepted}:
+        count = sum(line.excepted for line in lines if line.reason == reason)
+        assert f"({count:,}" in decision, reason
 
 
 def test_every_recipe_of_a_producer_is_in_the_table():
