@@ -20,6 +20,7 @@ from tiny_models import MOE_KINDS, TEXT, tiny_model, tiny_tokenizer
 
 import mxref
 from mxref.models import MXLinear, evaluate, quantize_weights, quantized
+from mxref.models.corpus import read_text
 from mxref.models.swap import experts_forward, find_experts, find_linears
 
 evaluation = sys.modules["mxref.models.evaluate"]  # the module, whose name its function shares
@@ -374,7 +375,7 @@ def test_bytes_and_words_are_counted_once():
     text = "naïve  words\n— and “quotes”, twice: naïve words " * 6
     tokenizer, model = tiny_tokenizer(), tiny_model("llama")
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    corpus = evaluation._read_text(text, tokenizer, model, 7, 10**6)
+    corpus = read_text(text, tokenizer, model, 7, 10**6)
     count = len(ids) // 7
     assert corpus.windows.flatten().tolist() == ids[: 7 * count]
     offsets = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]

@@ -23,9 +23,9 @@ class Layout:
     """One way to store a weight: the suffixes and dtypes of its tensors, and how to read them.
 
     A weight `stem + weight` is made of `stem + codes`, `stem + scales` and, where they exist, `stem + tensor_scale` and
-    `stem + input_scale`. `recipe`: what decodes it, and of the named recipes the nearest to what its tool encodes by;
-    its direction is that of both scales. `axis`: the packed one. `scale_layout`: a name in `mxref.packing.LAYOUTS`.
-    `code_blocks`: codes are `[..., blocks, bytes]`.
+    `stem + input_scale`. `recipe`: what its tool encodes and decodes by; its direction is that of both scales. `inputs`:
+    the recipe of the layer's inputs, where that is another. `axis`: the packed one. `scale_layout`: a name in
+    `mxref.packing.LAYOUTS`. `code_blocks`: codes are `[..., blocks, bytes]`.
     """
 
     format: str
@@ -40,6 +40,7 @@ class Layout:
     axis: int = -1
     scale_layout: str = "linear"
     code_blocks: bool = False
+    inputs: str | None = None
 
     @property
     def block(self) -> BlockFormat:
@@ -58,7 +59,7 @@ def _nvfp4(recipe: str, **others) -> Layout:
 
 def _torchao(format: str, codes_dtype: str, scale_layout: str) -> Layout:
     suffixes = dict(codes="._weight_qdata", scales="._weight_scale")
-    return Layout(format, "ocp_rceil", **suffixes, codes_dtype=codes_dtype, scale_layout=scale_layout)
+    return Layout(format, "torchao_rceil", **suffixes, codes_dtype=codes_dtype, scale_layout=scale_layout)
 
 
 _TWO = dict(tensor_scale=".weight_scale_2", input_scale=".input_scale")
@@ -69,18 +70,18 @@ _GLOBAL = dict(codes=".weight_packed", tensor_scale=".weight_global_scale", inpu
 DIALECTS: dict[str, tuple[Layout, ...]] = {
     "plain": (),
     "compressed-tensors": (
-        _nvfp4("vllm_torch", **_GLOBAL),
-        Layout("mxfp4", "ocp_even", codes=".weight_packed"),
-        Layout("mxfp8_e4m3", "ocp_even", codes_dtype="F8_E4M3"),
+        _nvfp4("compressed_tensors_nvfp4", **_GLOBAL),
+        Layout("mxfp4", "compressed_tensors_mxfp4", codes=".weight_packed"),
+        Layout("mxfp8_e4m3", "compressed_tensors_mxfp8", codes_dtype="F8_E4M3"),
     ),
     "modelopt": (
-        _nvfp4("nvidia", **_TWO),
-        _nvfp4("nvidia", **_EXPERTS, axis=-2),
-        Layout("mxfp4", "ocp_rceil"),
-        Layout("mxfp8_e4m3", "ocp_rceil", codes_dtype="F8_E4M3"),
+        _nvfp4("modelopt_nvfp4", **_TWO),
+        _nvfp4("modelopt_nvfp4", **_EXPERTS, axis=-2),
+        Layout("mxfp4", "modelopt_mxfp4"),
+        Layout("mxfp8_e4m3", "modelopt_mxfp8", codes_dtype="F8_E4M3"),
     ),
     "quark": (
-        _nvfp4("nvidia", tensor_scale=".weight_scale_2", input_scale=".input_scale_2"),
+        _nvfp4("quark_nvfp4", **_TWO | dict(input_scale=".input_scale_2"), inputs="quark_nvfp4_input"),
         Layout("mxfp4", "quark_even"),
         Layout("mxfp6_e2m3", "quark_even"),
         Layout("mxfp6_e3m2", "quark_even"),
@@ -103,7 +104,7 @@ class Declared:
 
     `layers`: formats that go with patterns of module names, before the others. `skips`: patterns of modules left as they
     are. `targets`: patterns of quantized modules, None where all linears are. `static`: whether activations have
-    stored scales.
+    stored scales. `unread`: what it says beyond that and a forward pass would have to do, in words.
     """
 
     formats: frozenset[str] = frozenset()
@@ -112,6 +113,7 @@ class Declared:
     skips: tuple[str, ...] = ()
     targets: tuple[str, ...] | None = None
     static: bool = False
+    unread: tuple[str, ...] = ()
 
     def formats_of(self, module: str) -> frozenset[str]:
         """The formats that the weight of `module` may have; empty: any."""
@@ -140,6 +142,11 @@ def matches(pattern: str, module: str) -> bool:
         except re.error:
             return False
     return fnmatchcase(module, pattern) or fnmatchcase(module, pattern + ".*")
+
+
+def activation_recipe(dialect: str, says: Declared) -> str | None:
+    """The recipe by which the tools of `dialect` quantize activations; None where they stay as they are."""
+    return next((layout.inputs or layout.recipe for layout in DIALECTS[dialect] if layout.format == says.activations), None)
 
 
 def find_dialect(config: dict, producer_config: dict, given: str | None, has_codes: bool) -> tuple[str, dict]:
@@ -196,12 +203,24 @@ def _groups(quantization: dict) -> dict[str, Any]:
     targets = [target for group in groups for target in _strings(group.get("targets"))]
     # "Linear" is a class, any other target a name
     by_name = tuple(targets) if targets and not any(re.fullmatch(r"[A-Z]\w*", target) for target in targets) else None
-    return dict(formats=formats, activations=min(activations, default=None), targets=by_name)
+    unread = [_unread("input_activations", get(group, "input_activations"), _float_format) for group in groups]
+    unread += [_unread("output_activations", get(group, "output_activations"), lambda _: None) for group in groups]
+    if len({_float_format(get(group, "input_activations")) for group in groups}) > 1:
+        unread.append("input_activations that differ between config_groups")
+    unread = tuple(text for text in unread if text)
+    return dict(formats=formats, activations=min(activations, default=None), targets=by_name, unread=unread)
+
+
+def _unread(what: str, given: Any, read: Callable[[Any], str | None]) -> str | None:
+    """What a config says in `given`, in words, if it says something that `read` does not know."""
+    return f"{what} {json.dumps(given)[:80]}" if given and read(given) is None else None
 
 
 def _read_compressed_tensors(quantization: dict) -> Declared:
     found = _groups(quantization)
     found |= dict(formats=frozenset(found["formats"]), static=found["activations"] == "nvfp4")
+    transform = _unread("transform_config", get(quantization, "transform_config"), lambda _: None)
+    found["unread"] += (transform,) if transform else ()
     return Declared(**found, skips=_strings(get(quantization, "ignore")))
 
 
@@ -227,7 +246,12 @@ def _read_modelopt(quantization: dict) -> Declared:
     )
     skips = _strings(get(quantization, "ignore")) + _strings(get(quantization, "exclude_modules"))
     targets = None if whole or not layers else ()
-    return Declared(formats, activations, layers, skips, targets, static=activations == "nvfp4")
+    algorithms = {str(get(settings, "quant_algo")) for settings in _objects(get(quantization, "quantized_layers"))}
+    if algorithms == {"NVFP4"} and whole is None:
+        activations = "nvfp4"
+    elif len(algorithms) > 1:
+        found["unread"] += (f"quantized_layers of {', '.join(sorted(algorithms))}",)
+    return Declared(formats, activations, layers, skips, targets, activations == "nvfp4", found["unread"])
 
 
 def _quark_format(spec: Any) -> str | None:
@@ -243,12 +267,17 @@ def _read_quark(quantization: dict) -> Declared:
     weight, activations = _quark_format(get(whole, "weight")), _quark_format(get(whole, "input_tensors"))
     specs = as_object(get(quantization, "layer_quant_config"))
     layers = {name: _quark_format(get(spec, "weight")) for name, spec in specs.items()}
+    unread = [_unread("input_tensors", get(spec, "input_tensors"), _quark_format) for spec in (whole, *specs.values())]
+    unread += [_unread("output_tensors", get(spec, "output_tensors"), lambda _: None) for spec in (whole, *specs.values())]
+    if any(_quark_format(get(spec, "input_tensors")) != activations for spec in specs.values() if get(spec, "weight")):
+        unread.append("input_tensors that differ between layers")
     return Declared(
         frozenset({weight} - {None}),
         activations,
         {name: format for name, format in layers.items() if format},
         _strings(get(quantization, "exclude")),
         static=activations == "nvfp4",
+        unread=tuple(text for text in unread if text),
     )
 
 
@@ -268,7 +297,9 @@ _TORCHAO_DTYPES = {
 def _read_torchao(quantization: dict) -> Declared:
     settings = get(quantization, "quant_type", "default", "_data")
     activations = get(settings, "activation_dtype", "_data")
-    return Declared(activations=_TORCHAO_DTYPES.get(activations) if isinstance(activations, str) else None, targets=())
+    unread = _unread("activation_dtype", activations, lambda name: _TORCHAO_DTYPES.get(str(name)))
+    known = _TORCHAO_DTYPES.get(activations) if isinstance(activations, str) else None
+    return Declared(activations=known, targets=(), unread=(unread,) if unread else ())
 
 
 _READERS: dict[str, Callable[[dict], Declared]] = {

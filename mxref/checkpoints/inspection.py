@@ -106,7 +106,7 @@ def inspect_checkpoint(
         scales[name] = {"tensor scale": weight.tensor.tensor_scale, "input scale": weight.input_scale}
         if on_progress is not None:
             on_progress("weights", done, len(quantized))
-    findings += [*_gate_up(scales), *_unknown(checkpoint, broken), *_promised(checkpoint), *_incomplete(checkpoint)]
+    findings += [*_gate_up(scales), *_unknown(checkpoint, broken), *promised(checkpoint), *_incomplete(checkpoint)]
     layers = {match[0] for name in checkpoint if (match := _LAYER.search(name))}
     experts |= {1 + int(match[0]) for name in checkpoint if (match := _EXPERT.search(name))}
     return Inspection(
@@ -203,7 +203,7 @@ def _unknown(checkpoint: Checkpoint, broken: Iterable[str]) -> Iterator[Finding]
             yield Finding("fault", "unknown tensor", name, "a scale that belongs to no weight")
 
 
-def _promised(checkpoint: Checkpoint) -> Iterator[Finding]:
+def promised(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Modules that the config says are quantized, and which are not, or are not there."""
     says, entries = checkpoint.declared, checkpoint.shards.entries
     for name in checkpoint.plain if says.formats or says.layers else ():

@@ -14,9 +14,13 @@ import torch
 from torch import Tensor, nn
 
 import mxref
-from mxref.formats import BLOCK_FORMATS, BlockFormat, block_format
+from mxref.formats import BLOCK_FORMATS, BlockFormat, block_format, check_choice
+from mxref.models.corpus import Corpus, drawn_ids, read_ids, read_text
+from mxref.models.layers import inputs_quantized
+from mxref.models.load import SCALES
 from mxref.models.report import EvaluationReport, EvaluationRow
-from mxref.models.swap import QuantizedWeights, experts_implementation, find_experts, quantize_weights, quantized
+from mxref.models.sources import Source, open_source, open_tokenizer
+from mxref.models.swap import experts_implementation, find_experts, quantize_weights, quantized
 from mxref.recipes import Recipe, resolve_recipe
 
 WINDOW = 128  # tokens
@@ -28,13 +32,27 @@ NONE = "none"  # activations left as they are
 
 
 @dataclass(frozen=True)
-class _Text:
-    """Windows of tokens [windows, window] and, for each, the bytes and words of its scored text."""
+class _Setting:
+    """One row to be: its labels, what runs it, and what quantizing did (`elements`: how many weights it is about)."""
 
-    name: str
-    windows: Tensor
-    scored_bytes: Tensor
-    scored_words: Tensor
+    weights: str
+    activations: str
+    running: Callable[[], contextlib.AbstractContextManager]
+    bits_per_weight: float
+    snr_db: float | None = None
+    recipe: str | None = None
+    act_recipe: str | None = None
+    elements: int = 0
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Of each window, in float64: the summed loss (nats) of its scored tokens; against another model the summed
+    divergence (bits) and how many next tokens both find likeliest."""
+
+    losses: Tensor
+    divergence: Tensor | None = None
+    agreeing: Tensor | None = None
 
 
 def evaluate(
@@ -46,8 +64,11 @@ def evaluate(
     recipe: str | Recipe | None = None,
     act_recipe: str | Recipe | None = None,
     layers: str | None = None,
-    semantics: str = "blockwise",
+    semantics: str | None = None,
+    scales: str = "stored",
+    against: nn.Module | str | os.PathLike | None = None,
     text: str | Path | None = None,
+    ids: Tensor | Sequence | Path | None = None,
     window: int = WINDOW,
     tokens: int = TOKENS,
     device: str | torch.device | None = None,
@@ -61,15 +82,25 @@ def evaluate(
     fits). `activations`: for each format one row per entry, `"none"` (weights only), `"same"` (the weights' format) or
     a block format. `recipe` is for weights and activations, `act_recipe` for activations alone; where a recipe does
     not fit activations (another format's, or one that shares scales between tokens), they take their format's default.
-    `layers`: `"experts"`, `"all"`, or None (experts if there are any, else linears). `semantics`: `"blockwise"` or
-    `"dequantized"`. `text`: a Path of a UTF-8 file, or the text itself (None: the held-out text that comes with mxref).
-    The first `tokens` tokens, without special tokens, are cut into non-overlapping windows of `window`; every token but
-    a window's first is scored. `mxref.models.CONVENTIONS` says how each number is counted. `seed`: of stochastic
-    recipes. `on_progress(row label, windows done, windows)` is called as work proceeds.
+    `layers`: `"experts"`, `"all"`, or None (experts if there are any, else linears). `semantics`: `"blockwise"` (None)
+    or `"dequantized"`.
+
+    The path of a quantized checkpoint is evaluated as it is stored: its weights with inputs left alone (`"none"`) and
+    quantized as its config says (`"same"`); with `formats`, its decoded weights are quantized anew as well. There
+    `semantics` and `scales` are those of `mxref.models.load`, `"torch"` the default for what is stored.
+
+    `against`: another model, or its path; it becomes the first row, and every other row says how its predictions differ.
+    `text`: a Path of a UTF-8 file, or the text itself (None: the held-out text that comes with mxref). The first `tokens`
+    tokens, without special tokens, are cut into non-overlapping windows of `window`; every token but a window's first is
+    scored. `ids`: token ids instead of a text, [windows, window] or one sequence, or a Path of them (a JSON list, or
+    safetensors with `input_ids`). A directory without a tokenizer gets ids drawn from its vocabulary.
+    `mxref.models.CONVENTIONS` says how each number is counted. `seed`: of stochastic recipes.
+    `on_progress(row label, windows done, windows)` is called as work proceeds.
 
     The model keeps its dtype, and is left as it was. KeyboardInterrupt ends the evaluation early and returns the rows
     that have finished, with `complete=False`; before the first row it is raised. Raises ValueError for unknown names, a
-    model with nothing to quantize, or text that has no whole window; ImportError names the extra that is missing.
+    model with nothing to quantize, a checkpoint that `load` refuses, or text that has no whole window; ImportError
+    names the extra that is missing.
     """
     chosen = _choose_formats(formats, recipe)
     for choice in activations:
@@ -77,78 +108,146 @@ def evaluate(
             block_format(choice)
     if not activations:
         raise ValueError(f"activations={activations!r}: expected at least one of {NONE!r}, {SAME!r} or a block format")
-    if semantics not in ("blockwise", "dequantized"):
-        raise ValueError(f"semantics={semantics!r}: expected 'blockwise' or 'dequantized'")
-    model, tokenizer, name = _load(model, tokenizer, device)
-    device = next(model.parameters()).device
-    corpus = _read_text(text, tokenizer, model, window, tokens)
-    experts = bool(find_experts(model))
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    dtype_name = _dtype_name(model)
+    if semantics not in (None, "blockwise", "dequantized", "torch"):
+        raise ValueError(f"semantics={semantics!r}: expected 'blockwise' or 'dequantized', or 'torch' for what is stored")
+    check_choice("scales", scales, SCALES)
+    if text is not None and ids is not None:
+        raise ValueError("text and ids are both given: expected one of the two")
+    source = open_source("model", model, device, semantics or "torch", scales)
+    if source.stored is not None and formats is None:
+        chosen = []
+    if chosen and semantics == "torch":
+        raise ValueError("semantics='torch' is for what is stored: with formats expected 'blockwise' or 'dequantized'")
+    other = None if against is None else open_source("against", against, device, semantics or "torch", scales)
+    if other is not None and other.vocabulary != source.vocabulary:
+        raise ValueError(f"against: its vocabulary is {other.vocabulary}, expected {source.vocabulary} as the model's")
+    corpus = _corpus(source, tokenizer, text, ids, window, tokens)
+    device = next(source.model.parameters()).device
+    quantizing = dict(recipe=recipe, act_recipe=act_recipe, layers=layers, semantics=semantics or "blockwise", seed=seed)
     rows: list[EvaluationRow] = []
-    quantized_weights = 0
-    complete = True
+    elements, baseline, complete = 0, None, True
 
-    def losses(label: str) -> Tensor:
+    def measure(setting: _Setting) -> _Found:
         def done(windows: int) -> None:
             if on_progress is not None:
-                on_progress(label, windows, len(corpus.windows))
+                on_progress(f"{setting.weights} / {setting.activations}", windows, len(corpus.windows))
 
-        return _window_losses(model, corpus.windows.to(device), done)
+        reference = None if other is None or baseline is None else other.model
+        with setting.running() as running:
+            return _window_losses(running, corpus.windows.to(device), done, reference)
 
-    with _evaluating(model):
+    with contextlib.ExitStack() as evaluating:
+        for each in (source, other) if other is not None else (source,):
+            evaluating.enter_context(_evaluating(each.model))
         try:
             start = time.perf_counter()
-            with experts_implementation(model, "eager"):
-                baseline = losses(dtype_name)
-            bits_stored = 8.0 * next(model.parameters()).element_size()
-            rows.append(
-                EvaluationRow(
-                    weights=dtype_name,
-                    activations=dtype_name,
-                    **_scores(baseline, corpus, None),
-                    bits_per_weight=bits_stored,
-                    snr_db=None,
-                    recipe=None,
-                    act_recipe=None,
-                    seconds=time.perf_counter() - start,
-                )
-            )
-            for block in chosen:
+            for setting in _settings(source, other, chosen, activations, quantizing):
+                found = measure(setting)
+                rows.append(_row(setting, found, corpus, baseline, time.perf_counter() - start))
+                baseline = found.losses if baseline is None else baseline
+                elements = setting.elements or elements
                 start = time.perf_counter()
-                weights = quantize_weights(model, block, recipe=recipe, layers=layers, seed=seed)
-                quantized_weights = weights.elements
-                for choice in activations:
-                    act_format = _act_format(choice, block)
-                    act = None if act_format is None else _act_recipe(act_format, recipe, act_recipe)
-                    act_name = dtype_name if act_format is None else act_format.name
-                    with quantized(model, weights, act_format=act_format, act_recipe=act, semantics=semantics, seed=seed):
-                        found = losses(f"{block.name} / {act_name}")
-                    rows.append(_quantized_row(weights, act_name, act, _scores(found, corpus, baseline), start))
-                    start = time.perf_counter()
         except KeyboardInterrupt:
             if not rows:
                 raise
             complete = False
 
+    stored = source.stored
+    semantics_of_rows = ((semantics or "torch") if stored else None, (semantics or "blockwise") if chosen else None)
     return EvaluationReport(
-        model=name,
-        architecture=type(model).__name__,
+        model=source.name,
+        architecture=type(source.model).__name__,
         text=corpus.name,
-        layers=layers or ("experts" if experts else "all"),
-        quantized_weights=quantized_weights,
-        parameters=parameters,
-        semantics=semantics,
-        window=window,
+        layers="as stored" if stored else layers or ("experts" if find_experts(source.model) else "all"),
+        quantized_weights=elements,
+        parameters=sum(p.numel() for p in source.model.parameters()) + (stored.elements if stored else 0),
+        semantics=", ".join(dict.fromkeys(filter(None, semantics_of_rows))),
+        window=corpus.windows.shape[1],
         windows=len(corpus.windows),
-        scored_tokens=len(corpus.windows) * (window - 1),
-        scored_bytes=int(corpus.scored_bytes.sum()),
-        scored_words=int(corpus.scored_words.sum()),
+        scored_tokens=int(corpus.scored_tokens.sum()),
+        scored_bytes=None if corpus.scored_bytes is None else int(corpus.scored_bytes.sum()),
+        scored_words=None if corpus.scored_words is None else int(corpus.scored_words.sum()),
         rows=tuple(rows),
         complete=complete,
         machine=_machine(device),
         versions=_versions(),
+        against=None if other is None else other.name,
     )
+
+
+def _corpus(source: Source, tokenizer: Any, text: Any, ids: Any, window: int, tokens: int) -> Corpus:
+    if ids is not None:
+        return read_ids(ids, source.model, window, tokens)
+    if tokenizer is None and source.tokenizer is None:
+        if text is not None:
+            raise ValueError("tokenizer=None: the model's directory has none, and there is a text to read")
+        return drawn_ids(source.model, window, tokens)
+    return read_text(
+        text, open_tokenizer(source.tokenizer if tokenizer is None else tokenizer), source.model, window, tokens
+    )
+
+
+def _settings(
+    source: Source,
+    other: Source | None,
+    chosen: list[BlockFormat],
+    activations: Sequence[str | BlockFormat],
+    quantizing: dict[str, Any],
+) -> Iterator[_Setting]:
+    """The rows in their order; each quantizes when its turn comes."""
+    if other is not None:
+        yield _as_stored(other, SAME, " (against)")
+    if source.stored is None:
+        yield _as_stored(source, SAME)
+    else:
+        own = [choice for choice in activations if choice in (NONE, SAME)] or [SAME]
+        for choice in own if source.stored.activations else [NONE]:
+            yield _as_stored(source, choice)
+    if not chosen:
+        return
+    model, seed = source.decoded(), quantizing["seed"]
+    recipe, act_recipe = quantizing["recipe"], quantizing["act_recipe"]
+    for block in chosen:
+        weights = quantize_weights(model, block, recipe=recipe, layers=quantizing["layers"], seed=seed)
+        for choice in activations:
+            act_format = _act_format(choice, block)
+            act = None if act_format is None else _act_recipe(act_format, recipe, act_recipe)
+            options = dict(act_format=act_format, act_recipe=act, semantics=quantizing["semantics"], seed=seed)
+            yield _Setting(
+                weights=block.name,
+                activations=_dtype_name(model) if act_format is None else act_format.name,
+                running=lambda weights=weights, options=options: quantized(model, weights, **options),
+                bits_per_weight=weights.bits_per_weight,
+                snr_db=weights.snr_db,
+                recipe=weights.recipe.name,
+                act_recipe=None if act is None else act.name,
+                elements=weights.elements,
+            )
+
+
+def _as_stored(source: Source, choice: str, mark: str = "") -> _Setting:
+    """The model as it is: a quantized one with its inputs quantized by its own scheme, or left alone."""
+    model, stored = source.model, source.stored
+    dtype = _dtype_name(model)
+    if stored is None:
+        bits = 8.0 * next(model.parameters()).element_size()
+        return _Setting(dtype + mark, dtype, lambda: _as_is(model, True), bits)
+    own = choice == SAME and stored.activations is not None
+    return _Setting(
+        weights="+".join(stored.formats) + mark,
+        activations=stored.activations if own else dtype,
+        running=lambda: _as_is(model, own),
+        bits_per_weight=stored.bits / stored.elements,
+        recipe="+".join(stored.recipes),
+        act_recipe=stored.act_recipe if own else None,
+        elements=stored.elements,
+    )
+
+
+@contextlib.contextmanager
+def _as_is(model: nn.Module, quantizes_inputs: bool) -> Iterator[nn.Module]:
+    with experts_implementation(model, "eager"), inputs_quantized(model, quantizes_inputs):
+        yield model
 
 
 def _choose_formats(formats: Sequence[str | BlockFormat] | None, recipe: str | Recipe | None) -> list[BlockFormat]:
@@ -187,140 +286,51 @@ def _act_recipe(act_format: BlockFormat, recipe: str | Recipe | None, act_recipe
     return resolve_recipe(None, act_format)
 
 
-def _quantized_row(
-    weights: QuantizedWeights, act_name: str, act_recipe: Recipe | None, scores: dict[str, Any], start: float
-) -> EvaluationRow:
+def _row(setting: _Setting, found: _Found, corpus: Corpus, baseline: Tensor | None, seconds: float) -> EvaluationRow:
+    total, scored_tokens = found.losses.sum().item(), corpus.scored_tokens.sum().item()
+    sizes = corpus.scored_tokens if corpus.scored_bytes is None else corpus.scored_bytes
+    change = change_error = None
+    if baseline is not None:
+        change, change_error = paired_change((found.losses - baseline) / math.log(2), sizes)
     return EvaluationRow(
-        weights=weights.format.name,
-        activations=act_name,
-        **scores,
-        bits_per_weight=weights.bits_per_weight,
-        snr_db=weights.snr_db,
-        recipe=weights.recipe.name,
-        act_recipe=None if act_recipe is None else act_recipe.name,
-        seconds=time.perf_counter() - start,
+        weights=setting.weights,
+        activations=setting.activations,
+        bits_per_byte=None if corpus.scored_bytes is None else total / math.log(2) / sizes.sum().item(),
+        change=change,
+        change_error=change_error,
+        perplexity=_exp(total / scored_tokens),
+        word_perplexity=None if corpus.scored_words is None else _exp(total / max(corpus.scored_words.sum().item(), 1.0)),
+        bits_per_weight=setting.bits_per_weight,
+        snr_db=setting.snr_db,
+        recipe=setting.recipe,
+        act_recipe=setting.act_recipe,
+        seconds=seconds,
+        divergence=None if found.divergence is None else found.divergence.sum().item() / scored_tokens,
+        agreement=None if found.agreeing is None else found.agreeing.sum().item() / scored_tokens,
     )
 
 
-def _load(model: Any, tokenizer: Any, device: Any) -> tuple[nn.Module, Any, str]:
-    """The model and tokenizer that were given or that the paths hold, and the model's name in the report."""
-    try:
-        import transformers
-    except ImportError as missing:
-        raise ImportError("evaluating models needs transformers: pip install 'mxref[models]'") from missing
-    name = str(model)
-    if model is None:
-        from mxref.models.embedded import MODEL_DIRECTORY
-
-        model, name = MODEL_DIRECTORY, "embedded"
-    if isinstance(model, nn.Module):
-        name = model.name_or_path or type(model).__name__
-        if tokenizer is None:
-            raise ValueError("tokenizer=None: expected the model's tokenizer where the model is given as an object")
-    else:
-        path = os.fspath(model)
-        tokenizer = path if tokenizer is None else tokenizer
-        with _explained("model", path, "a directory with a transformers causal language model"):
-            config = transformers.AutoConfig.from_pretrained(path)
-            if getattr(config, "quantization_config", None) is not None:
-                raise ValueError("it is quantized already; evaluation quantizes an unquantized model")
-            model, loaded = transformers.AutoModelForCausalLM.from_pretrained(path, dtype="auto", output_loading_info=True)
-            if loaded["missing_keys"]:
-                raise ValueError(f"it lacks {len(loaded['missing_keys'])} weights, {min(loaded['missing_keys'])} among them")
-    if isinstance(tokenizer, (str, os.PathLike)):
-        path = os.fspath(tokenizer)
-        with _explained("tokenizer", path, "a directory with a transformers tokenizer (tokenizer.json)"):
-            tokenizer = transformers.AutoTokenizer.from_pretrained(path)
-    if device is not None:
-        try:
-            model = model.to(device)
-        except (RuntimeError, AssertionError, NotImplementedError) as failure:
-            raise ValueError(f"device={str(device)!r}: {str(failure).splitlines()[0]}") from failure
-    return model, tokenizer, name
-
-
-@contextlib.contextmanager
-def _explained(argument: str, path: str, expected: str) -> Iterator[None]:
-    """Turn what transformers raises for `path` into one line that names the argument."""
-    looks_local = path.startswith((".", "~", os.sep)) or path.count("/") != 1
-    if looks_local and not Path(path).is_dir():
-        raise ValueError(f"{argument}={path!r}: no such directory; expected {expected}")
-    try:
-        yield
-    except Exception as failure:  # whatever a broken file makes transformers or safetensors raise
-        reason = (str(failure).strip() or type(failure).__name__).splitlines()[0]
-        raise ValueError(f"{argument}={path!r}: {reason} (expected {expected})") from failure
-
-
-def _read_text(text: str | Path | None, tokenizer: Any, model: nn.Module, window: int, tokens: int) -> _Text:
-    longest = getattr(model.config, "max_position_embeddings", None) or math.inf
-    if not 2 <= window <= longest:
-        raise ValueError(f"window={window}: expected 2 to {longest} tokens")
-    name = "text"
-    if text is None:
-        from mxref.models.embedded import TEXT_FILE
-
-        text = Path(TEXT_FILE)
-    if isinstance(text, Path):
-        name = text.name
-        try:
-            text = text.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as failure:
-            raise ValueError(f"text={str(name)!r}: cannot be read as UTF-8 text ({failure})") from failure
-    if not getattr(tokenizer, "is_fast", False):
-        raise ValueError(f"tokenizer={type(tokenizer).__name__}: expected a fast tokenizer, which tells each token's place")
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    ids = encoded["input_ids"]
-    count = min(len(ids), tokens) // window
-    if count < 1:
-        raise ValueError(
-            f"text={name!r}: {min(len(ids), tokens):,} tokens are too few; expected at least one window of {window}"
-        )
-    if max(ids[: count * window]) >= model.config.get_text_config().vocab_size:
-        raise ValueError("tokenizer: it gives ids beyond the model's vocabulary; expected the model's own tokenizer")
-    ends = [end for _, end in encoded["offset_mapping"]]
-    spans = [(ends[first], ends[first + window - 1]) for first in range(0, count * window, window)]
-    return _Text(
-        name=name,
-        windows=torch.tensor(ids[: count * window]).view(count, window),
-        scored_bytes=torch.tensor([len(text[start:end].encode()) for start, end in spans], dtype=torch.float64),
-        scored_words=torch.tensor([_words_beginning(text, start, end) for start, end in spans], dtype=torch.float64),
-    )
-
-
-def _words_beginning(text: str, start: int, end: int) -> int:
-    """Words (runs of non-space) whose first character lies in `text[start:end]`."""
-    continues = start > 0 and not text[start - 1].isspace() and not text[start : start + 1].isspace()
-    return len(text[start:end].split()) - (continues and start < end)
-
-
-def _window_losses(model: nn.Module, windows: Tensor, done: Callable[[int], None]) -> Tensor:
-    """Summed negative log-likelihood (nats, float64) of the scored tokens of each window [windows, window]."""
+def _window_losses(
+    model: nn.Module, windows: Tensor, done: Callable[[int], None], reference: nn.Module | None = None
+) -> _Found:
+    """What `model` makes of the windows [windows, window], against `reference` where there is one."""
     logits_a_window = windows.shape[1] * model.config.get_text_config().vocab_size
     at_once = max(1, min(WINDOWS_AT_ONCE, LOGITS_AT_ONCE // logits_a_window))
-    found = []
+    losses, divergence, agreeing = [], [], []
     done(0)
     for batch in windows.split(at_once):
         logits = model(input_ids=batch, use_cache=False).logits[:, :-1].float()
         each = nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="none")
-        found.append(each.view(len(batch), -1).double().sum(dim=1).cpu())
-        done(sum(map(len, found)))
-    return torch.cat(found)
-
-
-def _scores(losses: Tensor, corpus: _Text, baseline: Tensor | None) -> dict[str, float | None]:
-    total, scored_bytes = losses.sum().item(), corpus.scored_bytes.sum().item()
-    scored_tokens = corpus.windows.shape[0] * (corpus.windows.shape[1] - 1)
-    change = change_error = None
-    if baseline is not None:
-        change, change_error = paired_change((losses - baseline) / math.log(2), corpus.scored_bytes)
-    return {
-        "bits_per_byte": total / math.log(2) / scored_bytes,
-        "change": change,
-        "change_error": change_error,
-        "perplexity": _exp(total / scored_tokens),
-        "word_perplexity": _exp(total / max(corpus.scored_words.sum().item(), 1.0)),
-    }
+        losses.append(each.view(len(batch), -1).double().sum(dim=1).cpu())
+        if reference is not None:
+            expected = reference(input_ids=batch, use_cache=False).logits[:, :-1].float()
+            agreeing.append((expected.argmax(-1) == logits.argmax(-1)).sum(dim=1).double().cpu())
+            log_p, log_q = expected.log_softmax(-1), logits.log_softmax(-1)
+            each = (log_p.exp() * (log_p - log_q)).sum(-1) / math.log(2)
+            divergence.append(each.double().sum(dim=1).cpu())
+        done(sum(map(len, losses)))
+    against = () if reference is None else (torch.cat(divergence), torch.cat(agreeing))
+    return _Found(torch.cat(losses), *against)
 
 
 def paired_change(differences: Tensor, sizes: Tensor) -> tuple[float, float]:

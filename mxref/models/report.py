@@ -15,14 +15,16 @@ CONVENTIONS = {
     "bits_per_byte": "summed negative log-likelihood / ln 2 / UTF-8 bytes of the scored tokens' text",
     "perplexity": "exp(negative log-likelihood / scored tokens)",
     "word_perplexity": "exp(negative log-likelihood / words that begin in the scored text), a word being a run of non-space",
-    "change": "bits per byte minus the unquantized model's in the same evaluation; ± is its standard error, paired by "
-    "window (of a ratio of sums over windows)",
+    "change": "bits per byte (per token, where windows hold no text) minus the first row's in the same evaluation; ± is its "
+    "standard error, paired by window (of a ratio of sums over windows)",
     "bits_per_weight": "codes, block scales and tensor scales over the quantized tensors",
+    "divergence": "the mean over scored tokens of sum p log2(p / q), p being the predictions of the model in the first row",
+    "agreement": "the share of scored tokens for which both models find the same token likeliest",
     "snr_db": "10 log10(sum w^2 / sum (w - quantized w)^2), the mean over the quantized weight matrices",
 }
 
 
-_DROPPED_FIRST = ("ppl/word", "ppl/token", "recipe", "SNR dB", "bits/weight")  # by a table on a narrow terminal
+_DROPPED_FIRST = ("ppl/word", "ppl/token", "recipe", "SNR dB", "bits/weight", "top-1")  # by a table on a narrow terminal
 
 
 def json_text(value: Any) -> str:
@@ -54,16 +56,23 @@ class EvaluationRow:
 
     weights: str
     activations: str
-    bits_per_byte: float
+    bits_per_byte: float | None
     change: float | None
     change_error: float | None
     perplexity: float
-    word_perplexity: float
+    word_perplexity: float | None
     bits_per_weight: float
     snr_db: float | None
     recipe: str | None
     act_recipe: str | None
     seconds: float
+    divergence: float | None = None
+    agreement: float | None = None
+
+    @property
+    def bits(self) -> float:
+        """Bits per byte, or per token where there is no text."""
+        return math.log2(self.perplexity) if self.bits_per_byte is None else self.bits_per_byte
 
     @property
     def label(self) -> str:
@@ -92,12 +101,18 @@ class EvaluationReport:
     window: int
     windows: int
     scored_tokens: int
-    scored_bytes: int
-    scored_words: int
+    scored_bytes: int | None
+    scored_words: int | None
     rows: tuple[EvaluationRow, ...]
     complete: bool
     machine: Mapping[str, str]
     versions: Mapping[str, str]
+    against: str | None = None
+
+    @property
+    def unit(self) -> str:
+        """What bits are counted by: `byte`, or `token` where the windows hold no text."""
+        return "token" if self.scored_bytes is None else "byte"
 
     def to_json(self) -> str:
         """Everything, with `CONVENTIONS`, as JSON text."""
@@ -121,18 +136,24 @@ class EvaluationReport:
         columns = {
             "weights": [row.weights for row in self.rows],
             "activations": [row.activations for row in self.rows],
-            "bits/byte": [f"{row.bits_per_byte:.4f}" for row in self.rows],
+            f"bits/{self.unit}": [f"{row.bits:.4f}" for row in self.rows],
             "change": [_number(row.change, "+.4f") for row in self.rows],
             "±": [_number(row.change_error, ".4f") for row in self.rows],
+            "divergence": [_number(row.divergence, ".4f") for row in self.rows],
+            "top-1": [_number(row.agreement, ".1%") for row in self.rows],
             "ppl/token": [f"{row.perplexity:.5g}" for row in self.rows],
-            "ppl/word": [f"{row.word_perplexity:.5g}" for row in self.rows],
+            "ppl/word": [_number(row.word_perplexity, ".5g") for row in self.rows],
             "bits/weight": [f"{row.bits_per_weight:.3f}" for row in self.rows],
             "SNR dB": [_number(row.snr_db, ".2f") for row in self.rows],
             "recipe": [row.recipes for row in self.rows],
         }
+        if self.against is None:
+            del columns["divergence"], columns["top-1"]
+        if self.scored_words is None:
+            del columns["ppl/word"]
         for name in _DROPPED_FIRST:  # what does not fit is left out, rather than shown in pieces
             if sum(max(map(len, (heading, *cells))) + 3 for heading, cells in columns.items()) + 1 > width:
-                del columns[name]
+                columns.pop(name, None)
         table = Table(title=f"{self.model} ({self.architecture})", caption=self._caption(), caption_justify="left")
         for heading in columns:
             text = heading in ("weights", "activations", "recipe")
@@ -146,10 +167,13 @@ class EvaluationReport:
         lines = [
             f"layers={self.layers}: {self.quantized_weights:,} of {self.parameters:,} parameters quantized ({share:.0%}); "
             f"semantics={self.semantics}",
-            f"{self.text}: {self.windows} windows of {self.window} tokens; {self.scored_tokens:,} tokens, "
-            f"{self.scored_bytes:,} bytes, {self.scored_words:,} words scored",
-            "change: bits/byte against the first row; ±: its standard error, paired by window",
+            f"{self.text}: {self.windows} windows of {self.window} tokens; {self.scored_tokens:,} tokens"
+            + ("" if self.scored_bytes is None else f", {self.scored_bytes:,} bytes, {self.scored_words:,} words")
+            + " scored",
+            f"change: bits/{self.unit} against the first row; ±: its standard error, paired by window",
         ]
+        if self.against is not None:
+            lines.append(f"first row: {self.against}; divergence from it in bits/token, top-1: share of equal predictions")
         if not self.complete:
             lines.append("INTERRUPTED: only the rows that had finished")
         return "\n".join(lines)
@@ -194,7 +218,7 @@ class EvaluationReport:
         axes.invert_yaxis()
         axes.axvline(0.0, color="black", linewidth=0.8)
         axes.grid(axis="x", alpha=0.3)
-        axes.set_xlabel("change in bits per byte against the unquantized model (± 1 standard error)")
+        axes.set_xlabel(f"change in bits per {self.unit} against the first row (± 1 standard error)")
         axes.set_title(f"{self.model}: {self.scored_tokens:,} tokens of {self.text}", fontsize="medium")
         if series:
             axes.legend()

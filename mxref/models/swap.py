@@ -8,7 +8,7 @@ puts an `MXLinear` in its place. Routers, embeddings and the output head stay th
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,25 +16,13 @@ from torch import Tensor, nn
 
 from mxref.blocks import BlockTensor, dequantize, quantize
 from mxref.formats import BlockFormat, block_format
-from mxref.matmul import matmul
+from mxref.models.layers import ExpertsWeights, MXLinear
 from mxref.moe import ACTIVATIONS, moe_experts
 from mxref.recipes import Recipe, resolve_recipe
 
 IMPLEMENTATION = "mxref"  # the name under which transformers finds `experts_forward`
 LAYERS = ("experts", "all")
 _ATTRIBUTE = "_mxref_swapped"  # where `experts_forward` finds a layer's quantized weights
-
-
-@dataclass(frozen=True)
-class ExpertsWeights:
-    """Block-scaled weights of one experts layer in the form `moe_experts` takes: w13 [E, 2I, H] (gate rows, then up
-    rows; [E, I, H] where there is no gate), w2 [E, H, I], biases [E, 2I] and [E, H] or None."""
-
-    w13: BlockTensor
-    w2: BlockTensor
-    bias13: Tensor | None
-    bias2: Tensor | None
-    activation: str
 
 
 @dataclass(frozen=True)
@@ -65,49 +53,11 @@ class _Swapped:
     seed: int | None
 
 
-class MXLinear(nn.Module):
-    """`y = x W^T + b` with W a BlockTensor [N, K] and x [..., K], quantized on every call if `act_format` is given.
-
-    The result has x's dtype and is defined by `mxref.matmul` (docs: matmul). An activation whose format has a tensor
-    scale gets one per row (token), so no row's output depends on another's. Raises what `quantize` and `matmul` raise.
-
-    >>> weight = quantize(torch.eye(32), "mxfp8_e4m3")
-    >>> MXLinear(weight, act_format="mxfp4")(torch.full((1, 32), 3.0))[0, :2]
-    tensor([3., 3.])
-    """
-
-    def __init__(
-        self,
-        weight: BlockTensor,
-        bias: Tensor | None = None,
-        *,
-        act_format: str | BlockFormat | None = None,
-        act_recipe: str | Recipe | None = None,
-        semantics: str = "blockwise",
-        seed: int | None = None,
-    ):
-        super().__init__()
-        self.weight, self.bias = weight, bias
-        self.act_format = None if act_format is None else block_format(act_format)
-        self.act_recipe, self.semantics, self.seed = act_recipe, semantics, seed
-        self.out_features, self.in_features = weight.shape
-
-    def forward(self, x: Tensor) -> Tensor:
-        a = x
-        if self.act_format is not None:
-            tensor_scale = "per_row" if self.act_format.tensor_scale else None
-            a = quantize(x, self.act_format, recipe=self.act_recipe, tensor_scale=tensor_scale, seed=self.seed)
-        return matmul(a, self.weight, bias=self.bias, out_dtype=x.dtype, semantics=self.semantics)
-
-    def extra_repr(self) -> str:
-        activations = self.act_format.name if self.act_format else "not quantized"
-        return f"{self.in_features}, {self.out_features}, weights={self.weight.format.name}, activations={activations}"
-
-
 def find_experts(model: nn.Module) -> dict[str, nn.Module]:
     """The modules of `model` that go through transformers' experts interface, by name."""
     marks = ("is_transposed", "is_concatenated", "has_bias", "has_gate", "down_proj")
-    return {name: module for name, module in model.named_modules() if all(hasattr(module, mark) for mark in marks)}
+    found = {name: module for name, module in model.named_modules() if all(hasattr(module, mark) for mark in marks)}
+    return {name: module for name, module in found.items() if isinstance(module.down_proj, Tensor)}
 
 
 def find_linears(model: nn.Module) -> dict[str, nn.Linear]:
@@ -144,7 +94,7 @@ def _layers_to_quantize(model: nn.Module, layers: str | None) -> tuple[dict[str,
     return experts, linears
 
 
-def _activation_name(name: str, experts: nn.Module) -> str:
+def activation_name(name: str, experts: nn.Module, device: torch.device) -> str:
     """Which activation a layer computes, found by calling its own on values that tell the known ones apart.
 
     The values reach +-2^16, so that a clamp shows. The two sides are a few fp32 roundings apart (relative to the
@@ -153,7 +103,6 @@ def _activation_name(name: str, experts: nn.Module) -> str:
     magnitudes = torch.exp2(torch.linspace(-6, 16, 45))
     gate = torch.cat([magnitudes, -magnitudes])
     up = gate.roll(37)
-    device = experts.down_proj.device
     if experts.has_gate:
         size = (gate * up).abs()
         both = torch.cat([gate, up]) if experts.is_concatenated else torch.stack([gate, up], dim=-1).flatten()
@@ -175,7 +124,7 @@ def _activation_name(name: str, experts: nn.Module) -> str:
     )
 
 
-def _refuse_unsupported(name: str, experts: nn.Module) -> None:
+def refuse_unsupported(name: str, experts: nn.Module) -> None:
     reasons = {
         "has_post_expert_norm": "it normalizes each expert's output",
         "_is_expert_parallel": "its experts are spread over ranks",
@@ -185,7 +134,7 @@ def _refuse_unsupported(name: str, experts: nn.Module) -> None:
             raise ValueError(f"{name} ({type(experts).__name__}) cannot be quantized: {reason}")
 
 
-def _split_gate_up(stacked: Tensor, is_concatenated: bool) -> list[Tensor]:
+def split_gate_up(stacked: Tensor, is_concatenated: bool) -> list[Tensor]:
     """Gate and up of a weight [E, 2I, H] or bias [E, 2I]."""
     return list(stacked.chunk(2, dim=1)) if is_concatenated else [stacked[:, 0::2], stacked[:, 1::2]]
 
@@ -213,20 +162,24 @@ class _Tally:
 
     def quantize_experts(self, weight: Tensor) -> BlockTensor:
         """Matrices [E, N, K], each with its own tensor scale."""
-        parts = [self.quantize(matrix) for matrix in weight]
-        scales = [part.tensor_scale for part in parts]
-        return BlockTensor(
-            packed=torch.stack([part.packed for part in parts]),
-            length=parts[0].length,
-            scales=torch.stack([part.scales for part in parts]),
-            tensor_scale=None if scales[0] is None else torch.stack([scale.reshape(1, 1) for scale in scales]),
-            format=parts[0].format,
-            recipe=parts[0].recipe,
-            axis=parts[0].axis,
-        )
+        return stack_matrices([self.quantize(matrix) for matrix in weight])
 
 
-def _stack_rows(gate: BlockTensor, up: BlockTensor) -> BlockTensor:
+def stack_matrices(parts: Sequence[BlockTensor]) -> BlockTensor:
+    """Matrices [N, K] as one [E, N, K], each with its own tensor scale."""
+    scales = [part.tensor_scale for part in parts]
+    return BlockTensor(
+        packed=torch.stack([part.packed for part in parts]),
+        length=parts[0].length,
+        scales=torch.stack([part.scales for part in parts]),
+        tensor_scale=None if scales[0] is None else torch.stack([scale.reshape(1, 1) for scale in scales]),
+        format=parts[0].format,
+        recipe=parts[0].recipe,
+        axis=parts[0].axis,
+    )
+
+
+def stack_rows(gate: BlockTensor, up: BlockTensor) -> BlockTensor:
     """Gate rows above up rows [E, 2I, H]; each row keeps the tensor scale of its projection."""
     tensor_scale = None
     if gate.tensor_scale is not None:
@@ -244,8 +197,8 @@ def _stack_rows(gate: BlockTensor, up: BlockTensor) -> BlockTensor:
 
 
 def _quantize_experts(name: str, experts: nn.Module, tally: _Tally) -> ExpertsWeights:
-    _refuse_unsupported(name, experts)
-    activation = _activation_name(name, experts)
+    refuse_unsupported(name, experts)
+    activation = activation_name(name, experts, experts.down_proj.device)
     first = experts.gate_up_proj if experts.has_gate else experts.up_proj
     second = experts.down_proj
     bias13 = bias2 = None
@@ -257,10 +210,10 @@ def _quantize_experts(name: str, experts: nn.Module, tally: _Tally) -> ExpertsWe
     if not experts.has_gate:
         w13 = tally.quantize_experts(first)
     else:
-        gate, up = _split_gate_up(first, experts.is_concatenated)
-        w13 = _stack_rows(tally.quantize_experts(gate), tally.quantize_experts(up))
+        gate, up = split_gate_up(first, experts.is_concatenated)
+        w13 = stack_rows(tally.quantize_experts(gate), tally.quantize_experts(up))
         if bias13 is not None:
-            bias13 = torch.cat(_split_gate_up(bias13, experts.is_concatenated), dim=1)
+            bias13 = torch.cat(split_gate_up(bias13, experts.is_concatenated), dim=1)
     return ExpertsWeights(w13, tally.quantize_experts(second), bias13, bias2, activation)
 
 

@@ -1,11 +1,13 @@
 """Cuts the small checkpoints of this directory out of whole ones: python make.py SOURCE [DESTINATION].
 
 Kept: layer 0, two experts, the first `ROWS` rows of every matrix, its scales, and the same rows of the golden values.
-A swizzled scale has no rows to cut: torchao's quantized weights are kept whole.
+A swizzled scale has no rows to cut: torchao's quantized weights are kept whole. `WHOLE` is kept as it is besides, in
+whole.tar.xz, with its golden logits.
 """
 
 import json
 import sys
+import tarfile
 from pathlib import Path
 
 import torch
@@ -16,6 +18,7 @@ ROWS, EXPERTS = 8, 2
 CONFIGS = ("config.json", "hf_quant_config.json")
 INDEX = "model.safetensors.index.json"
 PLAIN = "base-qwen3moe"
+WHOLE = "llmcompressor-nvfp4-qwen3moe"
 WITHOUT_GOLDEN = "quark-nvfp4ish-qwen3moe"  # its tool has no decompressor: the amax of the original weights instead
 
 
@@ -73,9 +76,22 @@ def make(source: Path, destination: Path, base: Path) -> None:
         (destination / INDEX).write_text(text + "\n")
 
 
+def without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    entry.mtime = entry.uid = entry.gid = 0
+    entry.uname = entry.gname = ""
+    return entry
+
+
+def pack(source: Path, destination: Path) -> None:
+    with tarfile.open(destination, "w:xz", preset=9) as archive:
+        for file in ("config.json", "golden_logits_inproc.safetensors", "model.safetensors"):
+            archive.add(source / file, f"{source.name}/{file}", filter=without_owner)
+
+
 if __name__ == "__main__":
     root = Path(sys.argv[1])
     target = Path(sys.argv[2]) if len(sys.argv) > 2 else Path(__file__).parent
     for source in sorted(root.iterdir()):
         if (source / "model.safetensors").exists() and (not source.name.startswith("base-") or source.name == PLAIN):
             make(source, target / source.name, root / PLAIN)
+    pack(root / WHOLE, target / "whole.tar.xz")

@@ -1,0 +1,106 @@
+"""Models and tokenizers to evaluate, as objects or by path: plain ones by transformers, quantized ones by `load`."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from mxref.models.layers import StoredScheme, stored_scheme
+from mxref.models.load import load
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model with its name in a report, what is quantized in it (None: nothing), the path that it was read from and that
+    of its tokenizer, where there are such."""
+
+    name: str
+    model: nn.Module
+    stored: StoredScheme | None = None
+    path: str | None = None
+    tokenizer: str | None = None
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens that the model knows."""
+        return self.model.config.get_text_config().vocab_size
+
+    def decoded(self) -> nn.Module:
+        """The model with its weights decoded, which can be quantized anew."""
+        if self.stored is None:
+            return self.model
+        if self.path is None:
+            raise ValueError("model: quantized already; with formats expected the path of its checkpoint")
+        return load(self.path, device=next(self.model.parameters()).device, dequantized=True)
+
+
+def open_source(argument: str, model: Any, device: Any, semantics: str, scales: str) -> Source:
+    """The model that is given, or that a path holds; None: the one that comes with mxref."""
+    try:
+        import transformers
+    except ImportError as missing:
+        raise ImportError("evaluating models needs transformers: pip install 'mxref[models]'") from missing
+    name = str(model)
+    if model is None:
+        from mxref.models.embedded import MODEL_DIRECTORY
+
+        model, name = MODEL_DIRECTORY, "embedded"
+    if isinstance(model, nn.Module):
+        return Source(model.name_or_path or type(model).__name__, _on(model, device), stored_scheme(model))
+    path = os.fspath(model)
+    with _explained(argument, path, "a directory with a transformers causal language model"):
+        config = transformers.AutoConfig.from_pretrained(path)
+        is_quantized = getattr(config.get_text_config(), "quantization_config", None) or getattr(
+            config, "quantization_config", None
+        )
+        if not is_quantized:
+            model, loaded = transformers.AutoModelForCausalLM.from_pretrained(path, dtype="auto", output_loading_info=True)
+            if loaded["missing_keys"]:
+                raise ValueError(f"it lacks {len(loaded['missing_keys'])} weights, {min(loaded['missing_keys'])} among them")
+        elif not Path(path).is_dir():
+            raise ValueError("it is quantized; such a model is read from a directory")
+    tokenizer = path if not Path(path).is_dir() or any((Path(path) / file).exists() for file in _TOKENIZER_FILES) else None
+    if not is_quantized:
+        return Source(name, _on(model, device), None, path, tokenizer)
+    model = load(path, device=device or "cpu", semantics=semantics, scales=scales)
+    return Source(name, model, stored_scheme(model), path, tokenizer)
+
+
+def _on(model: nn.Module, device: str | torch.device | None) -> nn.Module:
+    if device is None:
+        return model
+    try:
+        return model.to(device)
+    except (RuntimeError, AssertionError, NotImplementedError) as failure:
+        raise ValueError(f"device={str(device)!r}: {str(failure).splitlines()[0]}") from failure
+
+
+def open_tokenizer(tokenizer: Any) -> Any:
+    """The tokenizer that is given, or that a path holds."""
+    import transformers
+
+    if not isinstance(tokenizer, (str, os.PathLike)):
+        return tokenizer
+    path = os.fspath(tokenizer)
+    with _explained("tokenizer", path, "a directory with a transformers tokenizer (tokenizer.json)"):
+        return transformers.AutoTokenizer.from_pretrained(path)
+
+
+@contextlib.contextmanager
+def _explained(argument: str, path: str, expected: str) -> Iterator[None]:
+    """Turn what transformers raises for `path` into one line that names the argument."""
+    looks_local = path.startswith((".", "~", os.sep)) or path.count("/") != 1
+    if looks_local and not Path(path).is_dir():
+        raise ValueError(f"{argument}={path!r}: no such directory; expected {expected}")
+    try:
+        yield
+    except Exception as failure:  # whatever a broken file makes transformers or safetensors raise
+        reason = (str(failure).strip() or type(failure).__name__).splitlines()[0]
+        raise ValueError(f"{argument}={path!r}: {reason} (expected {expected})") from failure

@@ -1,0 +1,684 @@
+"""`mxref.models.load`: real checkpoints compute what their tools compute, and what does not fit is refused by name.
+
+MXREF_CHECKPOINTS names a directory of whole checkpoints to run the first tests on besides the one that is kept here.
+"""
+
+import hashlib
+import json
+import math
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from bits import assert_same_bits
+
+pytest.importorskip("transformers")
+
+from safetensors.torch import load_file, save_file
+from tiny_models import MOE_KINDS, tiny_model
+from torch.nn.functional import linear
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import mxref
+from mxref.checkpoints import CheckpointError, inspect_checkpoint
+from mxref.checkpoints.files import Shards
+from mxref.models import MXExperts, MXLinear, evaluate, load
+from mxref.models.layers import inputs_quantized, stored_scheme
+
+DATA = Path(__file__).parent / "data" / "checkpoints"
+KEPT = "llmcompressor-nvfp4-qwen3moe"
+SHARED = Path(os.environ["MXREF_CHECKPOINTS"]) if os.environ.get("MXREF_CHECKPOINTS") else None
+WHOLE = [None] + (sorted(path.parent for path in SHARED.glob("*/model.safetensors")) if SHARED else [])
+TOOLS = [path for path in WHOLE if path is None or path.name.startswith(("llmcompressor", "quark", "gptoss"))]
+
+# Of a model of stated weights, the logits' sha256 on a machine whose kernels give every golden logit.
+PROBE = "8461c608973ef1ad"
+
+
+def label(path):
+    return f"{KEPT}-kept" if path is None else path.name
+
+
+@pytest.fixture(scope="session")
+def kept(tmp_path_factory):
+    """The whole checkpoint of llm-compressor that is kept in the repository."""
+    folder = tmp_path_factory.mktemp("whole")
+    with tarfile.open(DATA / "whole.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    return folder / KEPT
+
+
+@pytest.fixture
+def whole(request, kept):
+    """A path, the kept checkpoint for None."""
+    return kept if request.param is None else request.param
+
+
+def logits(model, ids):
+    with torch.no_grad():
+        return model(input_ids=ids, use_cache=False).logits.float()
+
+
+def golden_logits(path):
+    """Input ids, and the logits of the tool itself."""
+    golden = load_file(next(path.glob("golden_logits*.safetensors")))
+    ids = golden.pop("input_ids")
+    (expected,) = golden.values()
+    return ids, expected
+
+
+@pytest.fixture(scope="session")
+def same_kernels(kept):
+    """Skips where torch's bfloat16 kernels sum in another order than those that made the golden logits."""
+    config = AutoConfig.from_pretrained(kept)
+    del config.quantization_config
+    probe = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    for index, parameter in enumerate(probe.parameters()):
+        i = torch.arange(parameter.numel(), dtype=torch.int64) + 7919 * index
+        values = ((i * i * 48271 + i * 69621) % 65521 - 32760).float() / 2**18
+        values = values * 2.0 ** -(i * 40503 % 7).float() + (parameter.ndim == 1)
+        parameter.data.copy_(values.view(parameter.shape))
+    probe.set_experts_implementation("eager")
+    found = logits(probe, torch.arange(512).view(8, 64) * 10 % 509)
+    if hashlib.sha256(found.numpy().tobytes()).hexdigest()[:16] != PROBE:
+        pytest.skip("this machine's bfloat16 kernels round otherwise than those that made the golden logits")
+
+
+# real checkpoints
+
+
+@pytest.mark.parametrize("whole", TOOLS, ids=label, indirect=True)
+def test_logits_are_those_of_the_tool_that_wrote_the_checkpoint(whole, same_kernels):
+    ids, expected = golden_logits(whole)
+    assert_same_bits(logits(load(whole), ids), expected)
+
+
+@pytest.mark.parametrize(
+    "whole", [path for path in WHOLE if path and "modelopt-nvfp4" in path.name], ids=label, indirect=True
+)
+def test_modelopts_stand_in_for_its_own_kernel_is_nearer_than_the_model_before_quantization(whole):
+    """ModelOpt's kernel for inputs needs CUDA; its recorded logits were made with something else in its place. They bound
+    ours by what quantization itself does: the recorded ones diverge less from ours than from the original's."""
+    ids, golden = golden_logits(whole)
+    base = load_file(SHARED / f"base-{whole.name.split('-')[-1]}" / "golden_base_logits.safetensors")["logits_bf16_model"]
+
+    def divergence(p, q):
+        log_p, log_q = p.double().log_softmax(-1), q.double().log_softmax(-1)
+        return (log_p.exp() * (log_p - log_q)).sum(-1).mean().item()
+
+    found = logits(load(whole), ids)
+    assert divergence(golden, found) < divergence(golden, base)
+    assert (golden - found).norm() < (golden - base).norm()
+
+
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+
+
+def by_hand(path):
+    """The checkpoint of llm-compressor in NVFP4 by transformers' own Qwen3-MoE: weights decoded and inputs quantized with
+    torch, numpy and ml_dtypes alone."""
+    stored = load_file(path / "model.safetensors")
+    config = AutoConfig.from_pretrained(path)
+    del config.quantization_config
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+
+    def weight(stem):
+        packed, scales = stored[f"{stem}.weight_packed"], stored[f"{stem}.weight_scale"].float()
+        codes = torch.stack([packed & 15, packed >> 4], -1).flatten(1).long()
+        values = E2M1[codes & 7] * (1 - 2 * (codes >> 3))
+        factor = scales / stored[f"{stem}.weight_global_scale"]
+        return (values.unflatten(1, (-1, 16)) * factor[..., None]).flatten(1).bfloat16()
+
+    def fake_quantized(x, scale):
+        blocks = x.unflatten(-1, (-1, 16))
+        amax = (blocks.abs().amax(-1, keepdim=True) / 6).float()  # in bfloat16, as the input
+        block_scale = (scale * amax).clamp(max=448).to(torch.float8_e4m3fn).float()
+        factor = torch.where(block_scale == 0, 0.125, block_scale) / scale
+        quotient = (blocks.float() / factor).clamp(-6, 6).numpy()
+        rounded = torch.from_numpy(quotient.astype(ml_dtypes.float4_e2m1fn).astype(np.float32))
+        return (rounded * factor).bfloat16().flatten(-2)
+
+    class Expert:
+        def __init__(self, stem):
+            parts = ("gate_proj", "up_proj", "down_proj")
+            self.weights = [weight(f"{stem}.{part}") for part in parts]
+            self.scales = [stored[f"{stem}.{part}.input_global_scale"] for part in parts]
+
+        def __call__(self, x):
+            gate, up = (linear(fake_quantized(x, s), w) for w, s in zip(self.weights[:2], self.scales[:2]))
+            hidden = torch.nn.functional.silu(gate) * up
+            return linear(fake_quantized(hidden, self.scales[2]), self.weights[2])
+
+    class Experts(torch.nn.Module):
+        def __init__(self, name, count):
+            super().__init__()
+            self.each = [Expert(f"{name}.{index}") for index in range(count)]
+
+        def forward(self, x, ids, weights):
+            out = torch.zeros_like(x)
+            for index, expert in enumerate(self.each):
+                token, slot = (ids == index).nonzero(as_tuple=True)
+                if len(token):
+                    out[token] += expert(x[token]) * weights[token, slot, None]
+            return out
+
+    plain = {name: tensor for name, tensor in stored.items() if ".experts." not in name}
+    left = model.load_state_dict(plain, strict=False)
+    assert not left.unexpected_keys and all(".experts." in name for name in left.missing_keys)
+    for index, layer in enumerate(model.model.layers):
+        layer.mlp.experts = Experts(f"model.layers.{index}.mlp.experts", config.num_experts)
+    return model
+
+
+def test_logits_are_those_of_a_forward_pass_written_by_hand(kept):
+    ids, _ = golden_logits(kept)
+    assert_same_bits(logits(load(kept), ids), logits(by_hand(kept), ids))
+
+
+MISLOADED = ["llmcompressor-nvfp4-qwen3moe", "llmcompressor-nvfp4a16-qwen3moe", "llmcompressor-nvfp4-mixtral"]
+MISLOADED += ["llmcompressor-nvfp4-gptoss"]
+
+
+@pytest.mark.parametrize("whole", [None, *(SHARED / name for name in MISLOADED if SHARED)], ids=label, indirect=True)
+def test_what_transformers_loads_wrongly_is_loaded_right(whole):
+    """transformers 5.24 drops the tensor scale of the first two, and initializes the experts of the others anew."""
+    pytest.importorskip("compressed_tensors")
+    ids, golden = golden_logits(whole)
+    theirs = logits(AutoModelForCausalLM.from_pretrained(whole, dtype="auto"), ids)
+    ours = logits(load(whole), ids)
+    assert (ours - golden).norm() < (theirs - golden).norm()
+
+
+@pytest.mark.skipif(SHARED is None, reason="needs MXREF_CHECKPOINTS")
+@pytest.mark.parametrize("name", MISLOADED)
+def test_evaluated_it_is_nearer_to_its_original_than_what_transformers_loads(name):
+    whole, base = SHARED / name, SHARED / f"base-{name.split('-')[-1]}"
+    options = dict(against=base, tokens=1024, activations=["same"])
+    report = evaluate(whole, SHARED / "base-tokenizer", **options)
+    row = report.rows[1]
+    loaded = AutoModelForCausalLM.from_pretrained(whole, dtype="auto")
+    theirs = evaluate(loaded, SHARED / "base-tokenizer", **options, formats=["mxfp8_e4m3"]).rows[1]
+    assert row.agreement > theirs.agreement
+    assert row.divergence < theirs.divergence
+    assert report.rows[0].label == "bf16 (against) / bf16"
+    assert row.activations == ("bf16" if "a16" in name else "nvfp4")
+
+
+# made checkpoints: the weights of a small model, quantized by mxref and stored as a tool names them
+
+PARTS = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+RECIPES = {"mxfp4": "compressed_tensors_mxfp4", "nvfp4": "compressed_tensors_nvfp4"}
+
+
+def matrices(model):
+    """Names and matrices of every expert and of the attention's output, as a checkpoint names them; biases too."""
+    found = {}
+    for name, module in model.named_modules():
+        if name.endswith(".experts"):
+            first, down = module.gate_up_proj.data, module.down_proj.data
+            first, down = (t.transpose(1, 2) if module.is_transposed else t for t in (first, down))
+            half = first.shape[1] // 2
+            gate, up = (first[:, :half], first[:, half:]) if module.is_concatenated else (first[:, 0::2], first[:, 1::2])
+            for part, weights in (("gate", gate), ("up", up), ("down", down)):
+                for expert, weight in enumerate(weights):
+                    found[f"{name}.{expert}.{PARTS[part]}.weight"] = weight.contiguous()
+            if module.has_bias:
+                for part, biases in (
+                    ("gate", module.gate_up_proj_bias.data[:, 0::2]),
+                    ("up", module.gate_up_proj_bias.data[:, 1::2]),
+                    ("down", module.down_proj_bias.data),
+                ):
+                    for expert, bias in enumerate(biases):
+                        found[f"{name}.{expert}.{PARTS[part]}.bias"] = bias.contiguous()
+        elif name.endswith("o_proj"):
+            found[f"{name}.weight"] = module.weight.data
+    return found
+
+
+def make(folder, kind="qwen3moe", format="mxfp4", activations=True, change=None, config=None, **model_changes):
+    """A checkpoint as llm-compressor stores one, and the model whose weights it holds."""
+    model = tiny_model(kind, **model_changes)
+    stored = {name: t.clone() for name, t in model.state_dict().items() if ".experts." not in name}
+    args = {"num_bits": 4, "type": "float", "group_size": 32 if format == "mxfp4" else 16}
+    for name, matrix in matrices(model).items():
+        stem = name.removesuffix(".weight")
+        if name.endswith("bias"):
+            stored[name] = matrix
+            continue
+        stored.pop(name, None)
+        q = mxref.quantize(matrix, format, recipe=RECIPES[format])
+        stored[f"{stem}.weight_packed"] = q.packed
+        stored[f"{stem}.weight_scale"] = q.scales if format == "mxfp4" else q.scales.view(torch.float8_e4m3fn)
+        if format == "nvfp4":
+            stored[f"{stem}.weight_global_scale"] = q.tensor_scale.reshape(1)
+            stored[f"{stem}.input_global_scale"] = torch.tensor([100.0 + len(stored)])
+    if kind == "mixtral":
+        stored = {name.replace(".mlp.", ".block_sparse_moe."): tensor for name, tensor in stored.items()}
+    if change is not None:
+        change(stored)
+    folder.mkdir()
+    save_file({name: tensor.contiguous().clone() for name, tensor in stored.items()}, folder / "model.safetensors")
+    group = {"targets": [r"re:.*\.experts\..*_proj", "re:.*o_proj"], "weights": args}
+    group["input_activations"] = {**args, "dynamic": True} if activations else None
+    quantization = {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}, "ignore": ["lm_head"]}
+    written = {**model.config.to_dict(), "quantization_config": quantization, **(config or {})}
+    (folder / "config.json").write_text(json.dumps(written))
+    return folder, model
+
+
+IDS = torch.tensor([[7, 3, 99, 40, 5, 5, 200, 1], [9, 8, 7, 6, 5, 4, 3, 2]])
+
+
+@pytest.mark.parametrize("format", ["mxfp4", "nvfp4"])
+@pytest.mark.parametrize("kind", MOE_KINDS)
+def test_every_weight_finds_its_place(kind, format, tmp_path):
+    folder, model = make(tmp_path / "made", kind, format)
+    decoded = {name: m for name, m in matrices(load(folder, dequantized=True)).items()}
+    for name, matrix in matrices(model).items():
+        if name.endswith("weight"):
+            matrix = mxref.qdq(matrix, format, recipe=RECIPES[format])
+        assert_same_bits(decoded[name], matrix, name)
+    others = {name: t for name, t in model.state_dict().items() if ".experts." not in name and "o_proj.weight" not in name}
+    loaded = load(folder).state_dict()
+    for name, tensor in others.items():
+        assert_same_bits(loaded[name].to(tensor.dtype), tensor, name)  # what the model keeps in float32 is widened
+    plain = load(folder, dequantized=True)
+    plain.set_experts_implementation("eager")
+    if kind != "gptoss":  # whose experts llm-compressor stores as linears, with another order of roundings
+        with inputs_quantized(whole := load(folder), False):
+            assert_same_bits(logits(whole, IDS), logits(plain, IDS))
+
+
+@pytest.mark.parametrize("semantics", ["blockwise", "dequantized"])
+@pytest.mark.parametrize("format", ["mxfp4", "nvfp4"])
+def test_other_semantics_are_moe_experts_and_matmul(format, semantics, tmp_path):
+    def equal_scales(stored):
+        for name in [name for name in stored if name.endswith("up_proj.input_global_scale")]:
+            stored[name] = stored[name.replace("up_proj", "gate_proj")]
+
+    folder, model = make(tmp_path / "made", "gptoss", format, change=equal_scales)
+    stored = load_file(folder / "model.safetensors")
+    loaded = load(folder, semantics=semantics)
+    experts, o_proj = loaded.model.layers[1].mlp.experts, loaded.model.layers[1].self_attn.o_proj
+    assert type(experts) is MXExperts and type(o_proj) is MXLinear
+    torch.manual_seed(1)
+    x = torch.randn(5, 64).bfloat16()
+    ids, weights = torch.tensor([[0, 1], [3, 2], [1, 3], [2, 0], [1, 0]]), torch.rand(5, 2)
+    parts = matrices(model)
+    stem = "model.layers.1.mlp.experts"
+    gate, up, down = (
+        [mxref.quantize(parts[f"{stem}.{e}.{part}.weight"], format, recipe=RECIPES[format]) for e in range(4)]
+        for part in PARTS.values()
+    )
+    bias13 = torch.stack([torch.cat([parts[f"{stem}.{e}.{p}.bias"] for p in ("gate_proj", "up_proj")]) for e in range(4)])
+    bias2 = torch.stack([parts[f"{stem}.{e}.down_proj.bias"] for e in range(4)])
+
+    def together(each):  # [E, N, K] of matrices, each row with the tensor scale of its own
+        rows = [q.tensor_scale.reshape(1, 1).expand(len(q.codes), 1) if format == "nvfp4" else None for q in each]
+        scale = torch.stack(rows) if format == "nvfp4" else None
+        codes, scales = torch.stack([q.codes for q in each]), torch.stack([q.scales for q in each])
+        return mxref.BlockTensor.from_codes(codes, scales, scale, each[0].format, each[0].recipe)
+
+    def above(g, u):
+        scale = None
+        if format == "nvfp4":
+            scale = torch.cat([q.tensor_scale.reshape(1, 1).expand(len(q.codes), 1) for q in (g, u)])
+        return torch.cat([g.codes, u.codes]), torch.cat([g.scales, u.scales]), scale
+
+    stacked = [above(g, u) for g, u in zip(gate, up)]
+    w13 = mxref.BlockTensor.from_codes(
+        torch.stack([codes for codes, _, _ in stacked]),
+        torch.stack([scales for _, scales, _ in stacked]),
+        torch.stack([scale for _, _, scale in stacked]) if format == "nvfp4" else None,
+        format,
+        RECIPES[format],
+    )
+    act_scales = None
+    if format == "nvfp4":
+        act_scales = tuple(
+            torch.cat([stored[f"{stem}.{e}.{part}.input_global_scale"] for e in range(4)])
+            for part in ("gate_proj", "down_proj")
+        )
+    expected = mxref.moe_experts(
+        x, w13, together(down), ids, weights, activation="swiglu_oai", act_format=format, act_recipe=RECIPES[format],
+        act_tensor_scales=act_scales, bias13=bias13, bias2=bias2, semantics=semantics,
+    )  # fmt: skip
+    assert_same_bits(experts(x, ids, weights), expected)
+    name = "model.layers.1.self_attn.o_proj"
+    scale = stored[f"{name}.input_global_scale"].reshape(()) if format == "nvfp4" else None
+    a = mxref.quantize(x, format, recipe=RECIPES[format], tensor_scale=scale)
+    w = mxref.quantize(parts[f"{name}.weight"], format, recipe=RECIPES[format])
+    bias = model.model.layers[1].self_attn.o_proj.bias.data
+    assert_same_bits(o_proj(x), mxref.matmul(a, w, bias=bias, out_dtype=torch.bfloat16, semantics=semantics))
+
+
+def test_gate_and_up_keep_their_scales_or_take_what_vllm_takes(tmp_path):
+    folder, model = make(tmp_path / "made", "qwen3moe", "nvfp4")
+    stored = load_file(folder / "model.safetensors")
+    stem = "model.layers.0.mlp.experts"
+
+    def of(part, kind):
+        return torch.cat([stored[f"{stem}.{e}.{part}_proj.{kind}_global_scale"] for e in range(4)])
+
+    experts = load(folder).model.layers[0].mlp.experts
+    assert_same_bits(experts.weights.w13.tensor_scale[:, 0, 0], of("gate", "weight"))
+    assert_same_bits(experts.weights.w13.tensor_scale[:, -1, 0], of("up", "weight"))
+    for part in ("gate", "up", "down"):
+        assert_same_bits(getattr(experts.input_scales, part), of(part, "input"))
+
+    vllm = load(folder, scales="vllm").model.layers[0].mlp.experts
+    assert set(of("gate", "weight").tolist()) == set(vllm.weights.w13.tensor_scale.flatten().tolist())
+    half = vllm.weights.w13.shape[1] // 2
+    decoded = mxref.dequantize(experts.weights.w13)[:, half:]
+    other = mxref.dequantize(vllm.weights.w13)[:, half:]
+    ratio = (of("up", "weight") / of("gate", "weight"))[:, None, None]
+    assert torch.allclose(other, decoded * ratio, rtol=2.0**-20)  # three float32 roundings
+    first = min(of("gate", "input").min(), of("up", "input").min())  # dividing scales: the smallest is of the largest amax
+    assert set(vllm.input_scales.gate.tolist()) == set(vllm.input_scales.up.tolist()) == {first.item()}
+    assert set(vllm.input_scales.down.tolist()) == {of("down", "input").min().item()}
+    with pytest.raises(ValueError, match="gate and up of expert 0 have input scales .*semantics='torch'.*scales='vllm'"):
+        load(folder, semantics="blockwise")
+    assert load(folder, semantics="blockwise", scales="vllm").model.layers[0].mlp.experts.semantics == "blockwise"
+
+
+def test_moving_a_loaded_model_leaves_codes_and_scales_as_they_are(kept):
+    model = load(kept)
+    before = model.model.layers[0].mlp.experts
+    w13, scales = before.weights.w13, before.input_scales
+    moved = model.to(torch.float32).model.layers[0].mlp.experts
+    assert_same_bits(moved.weights.w13.packed, w13.packed)
+    assert_same_bits(moved.weights.w13.tensor_scale, w13.tensor_scale)
+    assert_same_bits(moved.input_scales.down, scales.down)
+    assert next(model.parameters()).dtype == torch.float32
+    ids, expected = golden_logits(kept)
+    assert (logits(model, ids) - expected).norm() < (logits(load(kept, dtype=torch.float16), ids) * 0 - expected).norm()
+
+
+def test_bits_per_weight_are_those_of_the_files(kept):
+    scheme = stored_scheme(load(kept))
+    assert scheme.bits / scheme.elements == inspect_checkpoint(kept).bits_per_weight
+    assert (scheme.formats, scheme.activations) == (("nvfp4",), "nvfp4")
+
+
+def test_each_tensor_is_read_once_and_none_before_its_place_is_known(kept, monkeypatch):
+    reads = []
+    read = Shards.read
+    monkeypatch.setattr(Shards, "read", lambda self, name: reads.append(name) or read(self, name))
+    load(kept)
+    assert sorted(reads) == sorted(load_file(kept / "model.safetensors"))
+
+
+# what does not fit
+
+Q, EXPERT = "model.layers.1.self_attn.o_proj", "model.layers.1.mlp.experts.2"
+
+
+def drop(*names):
+    return lambda stored: [stored.pop(name) for name in names]
+
+
+def put(name, change):
+    return lambda stored: stored.update({name: change(stored.get(name))})
+
+
+REFUSED = [
+    (drop("model.norm.weight"), {}, r"missing: model\.norm\.weight$"),
+    (drop(f"{EXPERT}.up_proj.weight_packed"), {}, r"up_proj\.weight_scale: scales without codes"),
+    (drop(f"{EXPERT}.up_proj.weight_packed", f"{EXPERT}.up_proj.weight_scale", f"{EXPERT}.up_proj.weight_global_scale",
+          f"{EXPERT}.up_proj.input_global_scale"), {}, r"missing: model\.layers\.1\.mlp\.experts\.2\.up_proj\.weight$"),
+    (drop(f"{Q}.weight_packed", f"{Q}.weight_scale", f"{Q}.weight_global_scale", f"{Q}.input_global_scale"), {},
+     r"missing: model\.layers\.1\.self_attn\.o_proj\.weight$"),
+    (drop(f"{Q}.input_global_scale"), {}, r"o_proj\.weight: no input scale, which the config says"),
+    (drop(f"{EXPERT}.down_proj.input_global_scale"), {}, r"experts\.2\.down_proj\.weight: no input scale"),
+    (put(f"{Q}.input_global_scale", lambda s: s * 0), {}, r"o_proj\.weight: an input scale is 0\.0.*never seen"),
+    (put(f"{EXPERT}.down_proj.input_global_scale", lambda s: s * 0), {}, r"experts \(down\): an input scale is 0\.0"),
+    (put(f"{EXPERT}.up_proj.input_global_scale", lambda s: s * torch.nan), {}, r"experts \(up\): an input scale is nan"),
+    (put("model.extra.weight", lambda _: torch.ones(2)), {}, r"no place in Qwen3MoeForCausalLM: model\.extra\.weight$"),
+    (put("model.layers.0.mlp.experts.9.up_proj.weight", lambda _: torch.ones(48, 64)), {},
+     r"which the config says is quantized|no place in"),
+    (put("model.norm.weight", lambda t: t[:5]), {}, r"model\.norm\.weight has shape \[5\]: the model expects \[64\]"),
+    (put("model.norm.weight", lambda t: t.to(torch.int32)), {}, r"dtype torch\.int32: the model expects float"),
+    (put("model.norm.weight", lambda t: t.to(torch.float8_e4m3fn)), {}, r"norm\.weight has dtype torch\.float8_e4m3fn"),
+    (put(f"{EXPERT}.up_proj.weight", lambda _: torch.ones(48, 64)), {}, r"up_proj\.weight.* a second time"),
+    (None, {"num_hidden_layers": 3}, r"missing: model\.layers\.2\."),
+    (None, {"num_hidden_layers": 1}, r"no place in Qwen3MoeForCausalLM: model\.layers\.1\."),
+    (None, {"num_experts": 5, "num_local_experts": 5}, r"mlp\.gate\.weight has shape \[4, 64\]"),
+    (None, {"hidden_size": 128}, r"has shape .*: the model expects"),
+    (None, {"model_type": "no_such_model"}, "config.json describes no causal language model.*no_such_model"),
+    (None, {"quantization_config": {"quant_method": "bitsandbytes"}}, "quant_method='bitsandbytes'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change, config, message", REFUSED, ids=range(len(REFUSED)))
+def test_what_does_not_fit_is_refused_by_name(change, config, message, tmp_path):
+    folder, _ = make(tmp_path / "made", "qwen3moe", "nvfp4", change=change, config=config)
+    with pytest.raises(ValueError, match=message) as refusal:
+        load(folder)
+    assert "\n" not in str(refusal.value)
+
+
+def args(**others):
+    return {"num_bits": 4, "type": "float", "group_size": 32, **others}
+
+
+UNREAD = [
+    (
+        {"config_groups": {"g": {"weights": args(), "input_activations": args(num_bits=8, group_size=None)}}},
+        "input_activations",
+    ),
+    ({"config_groups": {"g": {"weights": args(), "output_activations": args()}}}, "output_activations"),
+    ({"config_groups": {"a": {"weights": args(), "input_activations": args()}, "b": {"weights": args()}}}, "differ between"),
+    (
+        {"config_groups": {"g": {"weights": args()}}, "transform_config": {"config_groups": {"u": {"type": "hadamard"}}}},
+        "hadamard",
+    ),
+]
+
+
+@pytest.mark.parametrize("says, message", UNREAD, ids=range(len(UNREAD)))
+def test_a_scheme_that_cannot_be_run_is_refused_and_can_be_decoded(says, message, tmp_path):
+    quantization = {"quant_method": "compressed-tensors", "ignore": ["re:.*"], **says}
+    folder, _ = make(tmp_path / "made", config={"quantization_config": quantization})
+    with pytest.raises(CheckpointError, match=f"the config says .*{message}.*, which cannot be run"):
+        load(folder)
+    assert not stored_scheme(load(folder, dequantized=True))
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"semantics": "exact"}, "semantics='exact': expected one of torch, blockwise, dequantized"),
+        ({"scales": "largest"}, "scales='largest': expected one of stored, vllm"),
+        ({"device": "nosuch"}, "device='nosuch'"),
+        ({"device": "meta"}, "device='meta': expected a device that holds values"),
+        ({"dtype": torch.float64}, "dtype.*float64"),
+        ({"dialect": "gguf"}, "dialect='gguf': expected one of plain"),
+    ],
+)
+def test_bad_arguments_are_refused_by_name(options, message, kept):
+    with pytest.raises((ValueError, TypeError), match=message):
+        load(kept, **options)
+
+
+def test_tensors_can_be_left_out_by_name(tmp_path):
+    folder, _ = make(tmp_path / "made", change=put("model.layers.0.self_attn.k_scale", lambda _: torch.ones(1)))
+    with pytest.raises(CheckpointError, match=r"no place in .*: model\.layers\.0\.self_attn\.k_scale"):
+        load(folder)
+    assert logits(load(folder, ignore=["*.k_scale"]), IDS).isfinite().all()
+
+
+def test_a_dead_expert_is_harmless_where_one_scale_serves_all(tmp_path):
+    folder, _ = make(
+        tmp_path / "made", "qwen3moe", "nvfp4", change=put(f"{EXPERT}.down_proj.input_global_scale", lambda s: s * 1e9)
+    )
+    down = load(folder, scales="vllm").model.layers[1].mlp.experts.input_scales.down
+    assert len(set(down.tolist())) == 1 and down[0] < 1e6
+
+
+def test_experts_quantized_in_part_are_refused(tmp_path):
+    def plain(stored):
+        drop(*(f"{EXPERT}.up_proj.{name}" for name in ("weight_packed", "weight_scale")))(stored)
+        stored[f"{EXPERT}.up_proj.weight"] = torch.ones(48, 64)
+
+    says = {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": args()}}, "ignore": ["re:.*"]}
+    folder, _ = make(tmp_path / "made", change=plain, config={"quantization_config": says})
+    with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.experts: its weights are quantized in part"):
+        load(folder)
+    assert logits(load(folder, dequantized=True), IDS).isfinite().all()
+
+
+def test_tied_embeddings_need_no_head(tmp_path):
+    folder, model = make(tmp_path / "made", tie_word_embeddings=True, change=drop("lm_head.weight"))
+    loaded = load(folder)
+    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+    assert_same_bits(loaded.lm_head.weight.data, model.model.embed_tokens.weight.data)
+
+
+# evaluation
+
+
+def test_a_checkpoint_is_evaluated_as_it_is_stored(kept):
+    report = evaluate(kept, tokens=512, window=64)
+    assert [(row.weights, row.activations) for row in report.rows] == [("nvfp4", "bf16"), ("nvfp4", "nvfp4")]
+    assert (report.text, report.layers, report.semantics, report.scored_bytes) == ("drawn ids", "as stored", "torch", None)
+    assert report.unit == "token" and report.rows[0].bits_per_byte is None and "bits/token" in str(report)
+    model = load(kept)
+    windows = torch.randint(512, (8, 64), generator=torch.Generator().manual_seed(0))
+    for row, quantizes in zip(report.rows, (False, True)):
+        with inputs_quantized(model, quantizes):
+            scores = logits(model, windows)[:, :-1].double().log_softmax(-1)
+        loss = -scores.gather(-1, windows[:, 1:, None]).mean().item()
+        assert row.perplexity == pytest.approx(math.exp(loss), rel=1e-5)  # float32 sums against float64
+    assert model.model.layers[0].mlp.experts.quantizes_inputs
+
+
+def test_given_ids_and_another_model(kept, tmp_path):
+    ids, _ = golden_logits(kept)
+    save_file({"input_ids": ids}, tmp_path / "ids.safetensors")
+    (tmp_path / "ids.json").write_text(json.dumps(ids.flatten().tolist()))
+    decoded = load(kept, dequantized=True)
+    report = evaluate(kept, ids=tmp_path / "ids.safetensors", against=decoded, activations=["none", "same"])
+    first, weights_only, own = report.rows
+    assert first.label.endswith("(against) / bf16") or first.weights == "bf16 (against)"
+    assert (weights_only.divergence, weights_only.agreement) == (0.0, 1.0) and weights_only.change == 0.0
+    assert first.divergence is None and own.divergence > 0 and 0 < own.agreement <= 1
+    with inputs_quantized(model := load(kept), True):
+        log_q = logits(model, ids)[:, :-1].double().log_softmax(-1)
+    decoded.set_experts_implementation("eager")
+    log_p = logits(decoded, ids)[:, :-1].double().log_softmax(-1)
+    expected = ((log_p.exp() * (log_p - log_q)).sum(-1) / math.log(2)).mean().item()
+    assert own.divergence == pytest.approx(expected, rel=1e-4)  # float32 against float64
+    assert own.agreement == (log_p.argmax(-1) == log_q.argmax(-1)).double().mean().item()
+    again = evaluate(kept, ids=tmp_path / "ids.json", window=48, activations=["same"]).rows
+    assert [row.perplexity for row in again] == [own.perplexity]
+
+
+def test_a_checkpoint_can_be_quantized_anew(kept):
+    report = evaluate(kept, formats=["nvfp4", "mxfp8_e4m3"], activations=["none"], tokens=128, window=64)
+    assert [row.weights for row in report.rows] == ["nvfp4", "nvfp4", "mxfp8_e4m3"]
+    assert report.semantics == "torch, blockwise"
+    assert report.rows[1].snr_db > report.rows[2].snr_db  # what NVFP4 has decoded is nearly itself in NVFP4
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"formats": ["mxfp4"], "semantics": "torch"}, "semantics='torch' is for what is stored"),
+        ({"scales": "some"}, "scales='some': expected one of stored, vllm"),
+        ({"text": "a", "ids": [1, 2]}, "text and ids are both given"),
+        ({"text": "a"}, "tokenizer=None"),
+        ({"ids": [1.5, 2.5]}, "ids=.*expected integers"),
+        ({"ids": [[1, 512]]}, "ids=.*from 0 to 511"),
+        ({"ids": [1, 2, 3]}, "ids=.*at least one window"),
+        ({"ids": Path("no-such.json")}, "ids='no-such.json'"),
+        ({"against": "./no-such"}, "against='./no-such': no such directory"),
+        ({"window": 1}, "window=1: expected 2 to 256"),
+    ],
+)
+def test_evaluations_refuse_bad_arguments_by_name(options, message, kept):
+    with pytest.raises(ValueError, match=message):
+        evaluate(kept, **options)
+
+
+def test_the_command_evaluates_a_checkpoint(kept, tmp_path):
+    from typer.testing import CliRunner
+
+    from mxref.cli import app
+
+    arguments = [
+        "eval",
+        kept,
+        "--tokens",
+        128,
+        "--window",
+        64,
+        "--semantics",
+        "dequantized",
+        "--scales",
+        "vllm",
+        "--json",
+        "-",
+    ]
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert [row["activations"] for row in report["rows"]] == ["bf16", "nvfp4"] and report["semantics"] == "dequantized"
+
+
+# memory
+
+MEASURE = """
+import sys, threading, time
+from mxref.models import load
+
+def resident():
+    return int(next(line for line in open("/proc/self/status") if line.startswith("RssAnon")).split()[1]) << 10
+
+def poll():
+    while running:
+        seen.append(resident())
+        time.sleep(0.0005)
+
+load(sys.argv[1])
+seen, running, before = [], True, resident()
+thread = threading.Thread(target=poll, daemon=True)
+thread.start()
+model = load(sys.argv[2])
+running = False
+thread.join()
+print(max(seen) - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux' count of anonymous pages")
+def test_loading_holds_the_files_once(tmp_path):
+    """Anonymous memory, at its highest: the files' size, a layer more while its experts are put together, and slack."""
+    experts, width, hidden = 16, 512, 512
+
+    def grow(stored):
+        for name in [name for name in stored if ".experts." in name]:
+            del stored[name]
+        random = torch.Generator().manual_seed(0)
+        for layer in range(6):
+            for name in [name for name in stored if ".layers.0." in name]:
+                stored[name.replace(".layers.0.", f".layers.{layer}.")] = stored[name]
+            for expert in range(experts):
+                for part in PARTS.values():
+                    stem = f"model.layers.{layer}.mlp.experts.{expert}.{part}"
+                    codes = torch.randint(256, (width, hidden // 2), dtype=torch.uint8, generator=random)
+                    stored |= {f"{stem}.weight_packed": codes, f"{stem}.weight_scale": codes[:, : hidden // 32] | 64 & 127}
+
+    sizes = {"moe_intermediate_size": width, "num_hidden_layers": 6}
+    small, _ = make(tmp_path / "small")
+    large, _ = make(tmp_path / "large", change=grow, config=sizes, hidden_size=hidden, num_experts=experts)
+    result = subprocess.run([sys.executable, "-c", MEASURE, small, large], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    size = (large / "model.safetensors").stat().st_size
+    assert size > 32 << 20
+    assert int(result.stdout) < size + size / 6 + (4 << 20)
