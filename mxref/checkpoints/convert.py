@@ -211,7 +211,7 @@ def _write_configs(plan: Plan, source: Path, folder: Path, outputs: Sequence[Out
         inner = config["text_config"]
         config["text_config"] = {key: value for key, value in inner.items() if key != "quantization_config"}
     modules = [output.name.removesuffix(".weight") for output in outputs if _is_float_matrix(output)]
-    if not any(module.rpartition(".")[2] == "lm_head" for module in modules):
+    if not any("lm_head" in output.name.split(".") for output in outputs):
         modules.append("lm_head")  # tied to the embeddings, and a module all the same
     quantization, beside = quantization_configs(plan.scheme, modules)
     if plan.is_same:

@@ -118,16 +118,16 @@ class Plan:
                 biases.setdefault(self._stack(part) or part.source, []).append(part)
             for part in parts or ():
                 groups.setdefault(self._group(part), []).append(part)
+        seen: set[str | tuple] = set()
+        for part in (part for parts in groups.values() for part in parts):
+            _see(seen, (part.module, part.expert), part.module)
         if not groups:
             raise ValueError(f"nothing to quantize: no weight is called {LINEAR.pattern} or matches a pattern of include")
         jobs += [self._convert(parts) for parts in groups.values()] + [self._move(parts) for parts in biases.values()]
         places = {name: place for place, name in enumerate(self.checkpoint.stored)}
         jobs.sort(key=lambda job: min(places[source] for source in job.sources))
-        seen = set()
         for output in (output for job in jobs for output in job.outputs):
-            if output.name in seen:
-                raise ValueError(f"{output.name} would be written twice: two tensors of the source come to one name")
-            seen.add(output.name)
+            _see(seen, output.name, output.name)
         return jobs
 
     # which matrices there are
@@ -146,14 +146,19 @@ class Plan:
         self._check_length(name, shape[-1], weight)
         if len(shape) == 2:
             module = expert_module(name.removesuffix(".weight"), self.scheme.dialect, self.model)
-            if self.layout is not None and self.layout.stacked and not self._stack(Part(module, name, shape)):
+            if not self._holds_matrices and not self._stack(Part(module, name, shape)):
                 raise ValueError(
-                    f"{name} belongs to no expert: {self.scheme.dialect} stores experts alone in {self.layout.format}"
+                    f"{name} belongs to no expert, and {self.scheme.dialect} stores nothing else in {self.scheme.format}"
                 )
             return [Part(module, name, shape)]
         if self.stacks:
             return [Part(name, name, shape[1:], expert) for expert in range(shape[0])]
         return self._taken_apart(name, shape)
+
+    @property
+    def _holds_matrices(self) -> bool:
+        """Whether the target has a form for what is no stack."""
+        return self.layout is None or self.scheme.layout(stacked=False) is not None
 
     def _is_quantized(self, name: str) -> bool:
         """Whether a tensor of a model in floats is to be quantized."""
@@ -167,7 +172,7 @@ class Plan:
                     f"known (of {', '.join(STACKING_MODELS)} it is): a pattern of ignore leaves it as it is"
                 )
             return True
-        if len(entry.shape) != 2 or module == name or self.layout.stacked and self.scheme.layout(stacked=False) is None:
+        if len(entry.shape) != 2 or module == name or not self._holds_matrices:
             return False
         return bool(LINEAR.fullmatch(module)) or any(matches(pattern, module) for pattern in self.wish.include)
 
@@ -281,7 +286,7 @@ class Plan:
             q = q[self._half(part, q.shape[0])]
             scale = scale if scale is None or scale.numel() == 1 else scale[part.half]
         given = q.tensor_scale
-        if given is not None and given.numel() > 1 and (given == given.flatten()[0]).all():
+        if given is not None and given.ndim and (given == given.flatten()[0]).all():
             q = BlockTensor.trusted(q.packed, q.length, q.scales, given.flatten()[0], q.format, q.recipe, q.axis)
         return QuantizedWeight(part.source, q, scale, value.input_direction)
 
@@ -447,6 +452,13 @@ def _logical_shape(stored: tuple[int, ...], weight: StoredWeight) -> tuple[int, 
     return (*shape, weight.length)
 
 
+def _see(seen: set[str | tuple], key: str | tuple, name: str) -> None:
+    """Raise at the second of one key."""
+    if key in seen:
+        raise ValueError(f"{name} would be written twice: two tensors of the source come to one name")
+    seen.add(key)
+
+
 def _turned_input(weight: QuantizedWeight, layout: Layout | None) -> tuple[torch.Tensor | None, float | None]:
     """The input scale as it is written, and its relative error if it had to be turned."""
     scale = weight.input_scale
@@ -474,7 +486,8 @@ def make_plan(checkpoint: Checkpoint, wish: Wish) -> Plan:
     formats = tuple(FLOATS) if to == "plain" else tuple(ACTIVATIONS[to])
     format = wish.format
     if format is None:
-        format = "bf16" if to == "plain" else checkpoint.formats[0] if len(checkpoint.formats) == 1 else None
+        known = ("bf16",) if to == "plain" else formats if len(formats) == 1 else checkpoint.formats
+        format = known[0] if len(known) == 1 else None
         if format not in formats:
             holds = ", ".join(checkpoint.formats) or "floats"
             raise ValueError(f"format is not given and the source holds {holds}: expected one of {', '.join(formats)}")
