@@ -112,7 +112,7 @@ def convert_checkpoint(
     size = sum(output.bytes for output in outputs)
     free = shutil.disk_usage(_parent(out)).free
     if size > free:
-        raise OSError(f"{out}: {size / 1e9:.1f} GB are to be written where {free / 1e9:.1f} GB are free")
+        raise OSError(f"{out}: {size:,} bytes are to be written where {free:,} are free")
     changes = []
     with _new_directory(out) as folder:
         writer = ShardWriter(folder, outputs, shard_size)
