@@ -136,7 +136,8 @@ def _compare(a: torch.Tensor, b: torch.Tensor) -> Loss:
         changed = changed & ~same
         difference, a = difference.where(finite, 0.0), a.where(a.isfinite(), 0.0)
         largest = torch.inf if appears else difference.abs().amax().item()
-    squares = [torch.linalg.vector_norm(part, dtype=torch.float64).square().item() for part in (difference, a)]
+    wide = [part.double().flatten() for part in (difference, a)]
+    squares = [torch.dot(part, part).item() for part in wide]
     return Loss(a.numel(), int(changed.count_nonzero()), largest, *squares)
 
 
