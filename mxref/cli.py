@@ -6,6 +6,7 @@ stdout, instead of the text for people).
 """
 
 import contextlib
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
@@ -24,7 +25,7 @@ from mxref.models.report import EvaluationReport, json_text
 from mxref.recipes import RECIPES
 
 if TYPE_CHECKING:
-    from mxref.checkpoints import Finding
+    from mxref.checkpoints import Change, Finding
 
 NEGATIVE, BAD_USAGE, INTERRUPTED = 1, 2, 130
 PLAIN_WIDTH = 140  # columns where the output is no terminal
@@ -648,3 +649,135 @@ def _findings_table(findings: Sequence["Finding"]) -> Table:
         if len(alike) > FINDINGS_SHOWN:
             table.add_row(*kind, f"... and {len(alike) - FINDINGS_SHOWN} more", "")
     return table
+
+
+@app.command("convert")
+def convert_command(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="Checkpoint directory, or a .safetensors file.")],
+    to: Annotated[
+        str, typer.Option(metavar="DIALECT", help="compressed-tensors, modelopt, quark, gpt-oss, or plain for floats.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory to write; it must not exist.")],
+    format: Annotated[
+        str | None,
+        typer.Option(metavar="F", help="Block format of the weights; bf16, f16 or f32 for plain (default: the source's)."),
+    ] = None,
+    activations: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A",
+            help="What the config says of activations: a block format or none (default: as the source, or producer).",
+        ),
+    ] = None,
+    recipe: Annotated[
+        str | None, typer.Option(metavar="NAME", help="How to quantize; see `mxref recipes` (default: near the producer's).")
+    ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN", help="Modules of a model in floats to leave: a name, wildcard or re:...; may repeat."
+        ),
+    ] = None,
+    include: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Modules to quantize beside those called *_proj, w1, w2, w3; may repeat."),
+    ] = None,
+    dialect: Annotated[
+        str | None, typer.Option(metavar="NAME", help="How PATH stores weights (default: what its config says).")
+    ] = None,
+    shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Largest file of weights, such as 500MB.")] = "5GB",
+    backend: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Whose kernels quantize, such as inductor (default: the reference).")
+    ] = None,
+    losses: Annotated[
+        bool, typer.Option("--losses/--no-losses", help="Also measure what quantizing a model in floats loses.")
+    ] = True,
+    force: Annotated[bool, typer.Option("--force", help="Replace a checkpoint at DIR.")] = False,
+    json_file: JsonOption = None,
+) -> None:
+    """Convert a checkpoint between dialects, or quantize a model in floats.
+
+    Weights of the same format keep their codes and scales bit for bit; what changes is measured and shown. DIR appears
+    when it is whole, and not at all otherwise. Exit code 1: written, but blocks lie outside of what the target's scales
+    reach, or values are finite no longer; 2: nothing written.
+    """
+    from mxref.checkpoints import convert_checkpoint
+
+    asked = {} if activations is None else {"activations": None if activations == "none" else activations}
+    if json_file not in (None, "-") and not Path(json_file).absolute().parent.is_dir():
+        _fail(f"--json={json_file!r}: its directory does not exist")
+    with _usage_errors(), _terminated(), mxref.use(*[backend] if backend else []), _progress_bar("jobs") as on_progress:
+        conversion = convert_checkpoint(
+            path,
+            out,
+            to=to,
+            format=format,
+            recipe=recipe,
+            ignore=ignore or (),
+            include=include or (),
+            dialect=dialect,
+            shard_size=_bytes(shard_size),
+            measure_losses=losses,
+            force=force,
+            on_progress=on_progress,
+            **asked,
+        )
+
+    def show() -> None:
+        facts = {name: value for name, value in conversion.record().items() if name not in ("weights", "notes")}
+        _print(_fields_table(None, facts | {"files": len(conversion.files), "weights": len(conversion.changes)}))
+        _print(_changes_table(conversion.changes))
+        for note in conversion.notes:
+            print(note)
+
+    _deliver(json_file, conversion.record(), show)
+    if conversion.faults:
+        raise typer.Exit(NEGATIVE)
+
+
+def _bytes(given: str) -> int:
+    """A size in bytes from a number with or without KB, MB or GB."""
+    units = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+    number = given.rstrip("BKMGbkmg ")
+    try:
+        return int(float(number) * units[given[len(number) :].strip().upper()])
+    except (KeyError, ValueError, OverflowError):
+        raise ValueError(f"--shard-size={given!r}: expected a size such as 500MB or 5GB") from None
+
+
+@contextlib.contextmanager
+def _terminated() -> Iterator[None]:
+    """Within it SIGTERM ends the program as an exception does, so that what is unfinished is cleared away."""
+
+    def end(number: int, frame: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _changes_table(changes: Sequence["Change"]) -> Table:
+    """What became of the weights: of each kind those that lost most, and all of them together."""
+    table = _table(None, "weights", "what became of them", "values changed", "max error", "rms error", "of rms", "outside")
+    for how in dict.fromkeys(change.how for change in changes):
+        alike = [change for change in changes if change.how == how]
+        measured = sorted((change for change in alike if change.loss), key=lambda change: -change.loss.relative_error)
+        if len(alike) > 1:
+            total = type(alike[0]).total(f"all {len(alike)}", alike)
+            table.add_row(total.name, how, *_loss_cells(total))
+        for change in measured[:FINDINGS_SHOWN] if any(change.loss.changed for change in measured) else ():
+            table.add_row(escape(change.name), how, *_loss_cells(change))
+    return table
+
+
+def _loss_cells(change: "Change") -> tuple[str, ...]:
+    loss = change.loss
+    if loss is None:
+        return ("not measured",)
+    if not loss.changed:
+        return (f"0 of {loss.elements}", "0", "0", "0", str(loss.outside))
+    errors = (loss.max_error, loss.rms_error, loss.relative_error)
+    return (f"{loss.changed} of {loss.elements}", *(f"{error:.3g}" for error in errors), str(loss.outside))

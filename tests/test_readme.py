@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,14 @@ def test_the_python_example_runs():
     (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     result = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, check=True)
     assert "torch.Size([4, 8])" in result.stdout and "scale code 0x80 = 2" in result.stdout
+
+
+def test_the_conversion_example_runs(tmp_path):
+    (example,) = re.findall(r"^    mxref (convert .*)$", README, re.MULTILINE)
+    source, out = ROOT / "tests" / "data" / "checkpoints" / "base-qwen3moe", tmp_path / "out"
+    command = example.replace("path/to/model-mxfp4", str(out)).replace("path/to/model", str(source))
+    subprocess.run([sys.executable, "-m", "mxref", *shlex.split(command)], check=True, capture_output=True)
+    assert json.loads((out / "config.json").read_text())["quantization_config"]["quant_method"] == "quark"
 
 
 def evaluation_table(report: dict) -> str:

@@ -1,7 +1,7 @@
 """What is compiled: functions of blocks `[n, b]` and of tensor scales, one a block `[n]` or one for all `[]`.
 
-All but one are the reference's own code. `qdq_blocks` rounds values instead of codes where a recipe allows it, with
-float32 operations alone: inductor turns every bit cast of an element into a loop through memory.
+Decoding is the reference's own code. The others round values instead of codes where a recipe allows it, with float32
+operations alone: inductor turns every bit cast of an element into a loop through memory.
 """
 
 import torch
@@ -14,6 +14,8 @@ from mxref.formats import FLOAT_BIAS, FLOAT_MANTISSA_BITS, BlockFormat, ElementF
 from mxref.orders import DECODE_ORDERS, ENCODE_ORDERS, TensorScale
 from mxref.recipes import Recipe
 
+MANY_BINADES = 16  # of an element: with more, codes come sooner from bits
+
 
 def finite_amax(x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
     """Largest finite magnitude, float32: of each block `[n, 1]` with `dims` (1,), of all `[1, 1]` with (0, 1)."""
@@ -25,7 +27,15 @@ def encode_blocks(
     x: torch.Tensor, stored: torch.Tensor, forward: torch.Tensor, format: BlockFormat, recipe: Recipe
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes `[n, b]` and scale codes `[n]`, both uint8."""
-    codes, scales = reference_encode(x.float(), format, recipe, TensorScale(stored, forward), None)
+    tensor = TensorScale(stored, forward)
+    if rounds_values(format, recipe) and format.element.emax - format.element.min_exponent < MANY_BINADES:
+        quotients, scales, poisoned = quotients_of_blocks(x.float(), tensor, format, recipe)
+        codes = codes_of_values(round_values(quotients, format.element), format.element)
+        if recipe.negative_zero == "drop" and format.element.kind == "float":
+            codes = torch.where(codes == format.element.sign_mask, 0, codes)
+        scales = scales.masked_fill(poisoned, format.scale.nan_code)
+    else:
+        codes, scales = reference_encode(x.float(), format, recipe, tensor, None)
     return codes.to(torch.uint8), scales.to(torch.uint8)
 
 
@@ -44,7 +54,19 @@ def qdq_blocks(
     if not rounds_values(format, recipe):
         codes, scales = reference_encode(x.float(), format, recipe, tensor, None)
         return narrowed(reference_decode(codes, scales, format, recipe, stored), x.dtype)
-    dtype, x = x.dtype, x.float()
+    quotients, scales, poisoned = quotients_of_blocks(x.float(), tensor, format, recipe)
+    values = round_values(quotients, format.element)
+    if recipe.negative_zero == "drop":
+        values = torch.where(values == 0, 0.0, values)
+    scale = decode_codes(scales.masked_fill(poisoned, format.scale.nan_code), format.scale)
+    factor = DECODE_ORDERS[recipe.decode_order](scale, stored)
+    return narrowed(values * factor[:, None], x.dtype, nan_blocks=~(factor.abs() < torch.inf))
+
+
+def quotients_of_blocks(
+    x: torch.Tensor, tensor: TensorScale, format: BlockFormat, recipe: Recipe
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Float32 `[n, b]` that elements are rounded from, scale codes `[n]`, and which blocks are to become NaN."""
     amax = x.abs().amax(-1).view(torch.int32) & MAGNITUDE_MASK  # a NaN is the largest of all
     poisoned = amax >= INF_BITS if recipe.inf == "nan" else amax > INF_BITS
     amax = amax.masked_fill(poisoned, 0)
@@ -52,16 +74,11 @@ def qdq_blocks(
     scale = decode_codes(scales, format.scale)
     power_of_two = format.scale.is_power_of_two
     multiplier = reciprocal(scale) if power_of_two else ENCODE_ORDERS[recipe.encode_order].multiplier(scale, tensor)
-    values = round_values(torch.where(poisoned[:, None], 0.0, x) * multiplier[:, None], format.element)
-    if recipe.negative_zero == "drop":
-        values = torch.where(values == 0, 0.0, values)
-    scale = decode_codes(scales.masked_fill(poisoned, format.scale.nan_code), format.scale)
-    factor = DECODE_ORDERS[recipe.decode_order](scale, stored)
-    return narrowed(values * factor[:, None], dtype, nan_blocks=~(factor.abs() < torch.inf))
+    return torch.where(poisoned[:, None], 0.0, x) * multiplier[:, None], scales, poisoned
 
 
 def rounds_values(format: BlockFormat, recipe: Recipe) -> bool:
-    """Whether `qdq_blocks` rounds values: to nearest even, saturating, where neither a factor nor a quotient can be NaN."""
+    """Whether values are rounded: to nearest even, saturating, where neither a factor nor a quotient can be NaN."""
     element = format.element
     highest = FLOAT_MANTISSA_BITS + (element.emax if element.kind == "float" else -element.bias)  # of an anchor
     choices = (recipe.rounding, recipe.overflow, recipe.search)
@@ -89,6 +106,19 @@ def round_values(x: torch.Tensor, element: ElementFormat) -> torch.Tensor:
         step = 2.0 ** (exponent - element.mantissa_bits)
         anchor = torch.where(magnitude >= 2.0**exponent, 2.0**FLOAT_MANTISSA_BITS * step, anchor)
     return torch.copysign((magnitude + anchor) - anchor, x)
+
+
+def codes_of_values(values: torch.Tensor, element: ElementFormat) -> torch.Tensor:
+    """Int32 codes of values that `element` holds: the place among its codes, by exact float32 products and sums."""
+    if element.kind == "integer":
+        return (values * (1 / element.quantum)).to(torch.int32) & (element.code_count - 1)
+    magnitude = values.abs()
+    place = magnitude * (1 / element.quantum)
+    for exponent in range(element.min_exponent + 1, element.emax + 1):
+        below = (exponent - element.min_exponent) * 2.0**element.mantissa_bits
+        place = torch.where(magnitude >= 2.0**exponent, magnitude * 2.0 ** (element.mantissa_bits - exponent) + below, place)
+    negative = torch.copysign(torch.ones_like(values), values) < 0
+    return torch.where(negative, place + element.sign_mask, place).to(torch.int32)
 
 
 def narrowed(x: torch.Tensor, dtype: torch.dtype, nan_blocks: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:

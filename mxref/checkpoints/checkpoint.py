@@ -70,6 +70,7 @@ class Checkpoint(Mapping):
     `dialect`: a name in `mxref.checkpoints.DIALECTS`. `config`: config.json. `declared`: what it says of quantization.
     `stored`: every name, with what makes it if it is a quantized weight, else None. `notes`: where an index and the files
     disagree without harm, by tensor. Iteration follows the files: `items()` goes shard by shard, one weight at a time.
+    `streamed()` is the same with memory for no more than what its reader holds.
     """
 
     dialect: str
@@ -79,6 +80,10 @@ class Checkpoint(Mapping):
     shards: Shards
     device: torch.device = torch.device("cpu")
     notes: Mapping[str, str] = field(default_factory=dict)
+
+    def streamed(self) -> "Checkpoint":
+        """The same checkpoint, whose tensors are copies of their own: no file stays in memory once it was read."""
+        return replace(self, shards=self.shards.copying())
 
     @property
     def quantized(self) -> tuple[str, ...]:

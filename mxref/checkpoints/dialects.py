@@ -25,7 +25,8 @@ class Layout:
     A weight `stem + weight` is made of `stem + codes`, `stem + scales` and, where they exist, `stem + tensor_scale` and
     `stem + input_scale`. `recipe`: what its tool encodes and decodes by; its direction is that of both scales. `inputs`:
     the recipe of the layer's inputs, where that is another. `axis`: the packed one. `scale_layout`: a name in
-    `mxref.packing.LAYOUTS`. `code_blocks`: codes are `[..., blocks, bytes]`.
+    `mxref.packing.LAYOUTS`. `code_blocks`: codes are `[..., blocks, bytes]`. `scalar`: the shape in which one tensor scale
+    is written.
     """
 
     format: str
@@ -41,6 +42,12 @@ class Layout:
     scale_layout: str = "linear"
     code_blocks: bool = False
     inputs: str | None = None
+    scalar: tuple[int, ...] = ()
+
+    @property
+    def stacked(self) -> bool:
+        """Whether a weight stacks the matrices of all experts."""
+        return not self.weight
 
     @property
     def block(self) -> BlockFormat:
@@ -64,7 +71,7 @@ def _torchao(format: str, codes_dtype: str, scale_layout: str) -> Layout:
 
 _TWO = dict(tensor_scale=".weight_scale_2", input_scale=".input_scale")
 _EXPERTS = dict(codes="", weight="", scales="_weight_scale", tensor_scale="_weight_scale_2", input_scale="_input_scale")
-_GLOBAL = dict(codes=".weight_packed", tensor_scale=".weight_global_scale", input_scale=".input_global_scale")
+_GLOBAL = dict(codes=".weight_packed", tensor_scale=".weight_global_scale", input_scale=".input_global_scale", scalar=(1,))
 
 # The layouts of every dialect; its name is what its config gives as quant_method, if `_METHODS` does not say otherwise.
 DIALECTS: dict[str, tuple[Layout, ...]] = {

@@ -1,17 +1,40 @@
-"""The files of a checkpoint: configs, the index of shards, and tensors that are read when asked for.
+"""The files of a checkpoint: configs, the index of shards, and tensors that are read, or written, one at a time.
 
 Nothing here trusts a file: what contradicts itself raises a `CheckpointError` of one line.
 """
 
+import copy
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path, PureWindowsPath
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "U16": torch.uint16,
+    "I16": torch.int16,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "U32": torch.uint32,
+    "I32": torch.int32,
+    "F32": torch.float32,
+    "U64": torch.uint64,
+    "I64": torch.int64,
+    "F64": torch.float64,
+}
+_LENGTH = 8  # bytes that hold the length of a header, and its alignment
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class CheckpointError(ValueError):
@@ -31,8 +54,11 @@ class Entry:
 class Shards:
     """The tensors of one or more safetensors files; every file is opened once and no tensor read before `read`.
 
-    `entries`: by name, in the order of the files. `metadata`: the strings of all headers.
+    `entries`: by name, in the order of the files. `metadata`: the strings of all headers. `mapped`: whether a tensor
+    that is read is its file's memory, which counts as the process's own from then on, or a copy.
     """
+
+    mapped = True
 
     def __init__(self, paths: Sequence[Path]):
         self.entries: dict[str, Entry] = {}
@@ -51,9 +77,125 @@ class Shards:
         """One tensor, on the CPU."""
         entry = self.entries[name]
         try:
-            return entry.handle.get_tensor(name)
+            return entry.handle.get_tensor(name) if self.mapped else self._copy(name, entry)
         except Exception as failure:  # safetensors and torch raise many kinds
             raise CheckpointError(f"{entry.shard.name}: {name} cannot be read: {_one_line(failure)}") from None
+
+    def copying(self) -> "Shards":
+        """The same tensors, each read into memory of its own: what is let go of after it was read takes no memory."""
+        shards = copy.copy(self)
+        shards.mapped, shards._files = False, {}
+        return shards
+
+    def _copy(self, name: str, entry: Entry) -> torch.Tensor:
+        if entry.shard not in self._files:
+            file = entry.shard.open("rb", buffering=0)
+            header = json.loads(file.read(int.from_bytes(file.read(_LENGTH), "little")))
+            self._files[entry.shard] = file, file.tell(), header
+        file, start, header = self._files[entry.shard]
+        begin, end = header[name]["data_offsets"]
+        data = torch.empty(end - begin, dtype=torch.uint8)
+        view, done = memoryview(data.numpy()), 0
+        file.seek(start + begin)
+        while done < len(view):
+            read = file.readinto(view[done:])
+            if not read:
+                raise EOFError("the file ends before its tensors do")
+            done += read
+        return data.view(DTYPES[entry.dtype]).reshape(entry.shape)
+
+
+@dataclass(frozen=True)
+class Output:
+    """A tensor that will be written: its name, its dtype in safetensors' own words, its shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @classmethod
+    def like(cls, name: str, tensor: torch.Tensor) -> "Output":
+        """What writing `tensor` as `name` makes."""
+        return cls(name, _NAMES[tensor.dtype], tuple(tensor.shape))
+
+    @property
+    def bytes(self) -> int:
+        """Size in the file."""
+        return prod(self.shape) * DTYPES[self.dtype].itemsize
+
+
+class ShardWriter:
+    """Writes tensors, one at a time and in any order, into safetensors files whose headers are known beforehand.
+
+    `outputs` fill shards of at most `shard_size` bytes (a larger tensor has one for itself) in their order; within a shard
+    wide dtypes come first, which aligns them. Several shards get an index. `files`: names of the shards.
+    """
+
+    def __init__(self, folder: Path, outputs: Iterable[Output], shard_size: int):
+        self._folder, self._open, self._places = folder, {}, {}
+        self._left: dict[str, int] = {}
+        shards, size = [[]], 0
+        for output in outputs:
+            if shards[-1] and size + output.bytes > shard_size:
+                shards.append([])
+                size = 0
+            shards[-1].append(output)
+            size += output.bytes
+        count = len(shards)
+        self.files = [WHOLE] if count == 1 else [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
+        for file, shard in zip(self.files, shards):
+            self._begin(file, sorted(shard, key=lambda output: (-DTYPES[output.dtype].itemsize, output.name)))
+        if count > 1:
+            listed = {output.name: file for file, shard in zip(self.files, shards) for output in shard}
+            total = sum(output.bytes for shard in shards for output in shard)
+            write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(listed.items()))})
+
+    def _begin(self, file: str, outputs: list[Output]) -> None:
+        header, offset = {"__metadata__": {"format": "pt"}}, 0
+        for output in outputs:
+            end = offset + output.bytes
+            header[output.name] = {"dtype": output.dtype, "shape": output.shape, "data_offsets": (offset, end)}
+            offset = end
+        encoded = json.dumps(header, separators=(",", ":")).encode()
+        encoded += b" " * (-len(encoded) % _LENGTH)
+        for output in outputs:
+            self._places[output.name] = file, _LENGTH + len(encoded) + header[output.name]["data_offsets"][0], output
+        with (self._folder / file).open("wb") as handle:
+            handle.write(len(encoded).to_bytes(_LENGTH, "little") + encoded)
+            handle.truncate(_LENGTH + len(encoded) + offset)
+            if not outputs:
+                os.fsync(handle.fileno())
+        self._left[file] = len(outputs)
+
+    def write(self, name: str, tensor: torch.Tensor) -> None:
+        """Write one tensor to its place; a shard reaches the disk with its last one."""
+        file, place, output = self._places.pop(name)
+        if Output.like(name, tensor) != output:
+            raise AssertionError(f"{Output.like(name, tensor)} was announced as {output}")
+        handle: BinaryIO = self._open.get(file) or self._open.setdefault(
+            file, (self._folder / file).open("r+b", buffering=0)
+        )
+        view, done = memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy()), 0
+        handle.seek(place)
+        while done < len(view):
+            done += handle.write(view[done:])
+        self._left[file] -= 1
+        if not self._left[file]:
+            os.fsync(handle.fileno())
+            self._open.pop(file).close()
+
+    def close(self) -> None:
+        """Close what is still open."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write an object as JSON, and see it to the disk."""
+    with path.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def open_shards(path: Path) -> tuple[Shards, dict[str, str]]:

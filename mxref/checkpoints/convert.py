@@ -1,0 +1,241 @@
+"""`convert_checkpoint`: from one dialect to another, and from a model in floats to any of them.
+
+A plan first, from headers alone; then one job after the other, each tensor read once and written to its place, so that
+memory holds one job and never a shard. The directory takes its name when it is whole.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+
+from mxref.checkpoints.checkpoint import load_checkpoint
+from mxref.checkpoints.dialects import DIALECTS
+from mxref.checkpoints.files import INDEX, WHOLE, Output, ShardWriter, read_json, write_json
+from mxref.checkpoints.plan import DEFAULT, Plan, Wish, make_plan
+from mxref.checkpoints.recode import Change
+from mxref.checkpoints.writers import FLOATS, NOT_WRITTEN, quantization_configs
+from mxref.formats import check_choice, check_number
+from mxref.recipes import Recipe
+
+SHARD_SIZE = 5 * 10**9
+HF_CONFIG = "hf_quant_config.json"
+_COPIED = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".py")  # files beside the weights that go along
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What `convert_checkpoint` did. `source`, `target`: dialect and scheme of weights and activations; `recipe`: by which
+    it quantized, None if it did not. `changes`: one a quantized weight, of the source or of the target. `copied`: tensors
+    that stayed as they are. `files`: of weights; `bytes`: of their tensors. `notes`: what the target cannot say.
+    """
+
+    path: str
+    out: str
+    source: str
+    target: str
+    recipe: str | None
+    changes: tuple[Change, ...]
+    copied: int
+    files: tuple[str, ...]
+    bytes: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def lossless(self) -> bool:
+        """Whether every weight decodes to the values that it had, and every input scale is as it was."""
+        return not any(change.loss is None or change.loss.changed or change.input_error for change in self.changes)
+
+    @property
+    def faults(self) -> tuple[Change, ...]:
+        """Weights with blocks that the target's scales do not reach, or with values that are finite no longer."""
+        measured = [change for change in self.changes if change.loss is not None]
+        return tuple(change for change in measured if change.loss.outside or change.loss.max_error == inf)
+
+    def record(self) -> dict:
+        """Everything, as JSON takes it."""
+        facts = {name: value for name, value in self.__dict__.items() if name != "changes"}
+        return facts | {"lossless": self.lossless, "weights": [change.record() for change in self.changes]}
+
+
+def convert_checkpoint(
+    path: str | os.PathLike,
+    out: str | os.PathLike,
+    *,
+    to: str,
+    format: str | None = None,
+    activations: str | None = DEFAULT,
+    recipe: str | Recipe | None = None,
+    ignore: Sequence[str] = (),
+    include: Sequence[str] = (),
+    dialect: str | None = None,
+    shard_size: int = SHARD_SIZE,
+    measure_losses: bool = True,
+    force: bool = False,
+    on_progress: Callable[[str, int, int], None] | None = None,
+) -> Conversion:
+    """Write the checkpoint at `path` to the directory `out`, in the dialect `to`.
+
+    `format`: of the weights, a block format, or bf16, f16 or f32 for `to="plain"`; default: what the source has.
+    Weights that have it already keep codes and block scales; MXFP4 becomes NVFP4 with its codes where the scales allow
+    it; others are decoded and quantized by `recipe` (default: the target's own, `Layout.recipe`), which also makes
+    MXFP4's way to NVFP4 one of those. `activations`: a block format that the target's config can go with, None for
+    weights alone; by default the source's, or for a model in floats what the target's producer does. NVFP4 activations
+    need stored input scales, which only a source with them provides.
+
+    Of a model in floats every linear is quantized whose name ends in `_proj` or `w1`, `w2`, `w3`, or matches a pattern
+    of `include`, and matches none of `ignore` (names, wildcards, `re:` expressions). `dialect`: as for `load_checkpoint`.
+    `shard_size`: bytes. `measure_losses`: compare what was quantized from floats too. `force`: replace `out`.
+
+    One job at a time is in memory: a weight, gate and up that share a scale, or a stack of experts. Everything is
+    written to a directory beside `out`, which takes its name at the end; whatever goes wrong before leaves `out` as it
+    was. Raises ValueError for what cannot be asked for or read, OSError for what cannot be written.
+
+    >>> convert_checkpoint("nowhere", "out", to="quark")
+    Traceback (most recent call last):
+    ValueError: nowhere: expected a checkpoint directory or a .safetensors file
+    """
+    path, out = Path(path), Path(out)
+    if to in NOT_WRITTEN:
+        raise ValueError(f"to={to!r} is read but not written: {NOT_WRITTEN[to]}")
+    check_choice("to", to, tuple(name for name in DIALECTS if name not in NOT_WRITTEN))
+    check_number("shard_size", shard_size, 1)
+    checkpoint = load_checkpoint(path, dialect=dialect).streamed()
+    _check_out(path, out, force)
+    plan = make_plan(checkpoint, Wish(to, format, activations, recipe, tuple(ignore), tuple(include), measure_losses))
+    jobs = plan.jobs()
+    outputs = [output for job in jobs for output in job.outputs]
+    size = sum(output.bytes for output in outputs)
+    free = shutil.disk_usage(_parent(out)).free
+    if size > free:
+        raise OSError(f"{out}: {size:,} bytes are to be written where {free:,} are free")
+    changes = []
+    with _new_directory(out) as folder:
+        writer = ShardWriter(folder, outputs, shard_size)
+        try:
+            for done, job in enumerate(jobs, start=1):
+                tensors, changed = job.run({name: checkpoint[name] for name in job.sources})
+                for name, tensor in tensors.items():
+                    writer.write(name, tensor)
+                changes += changed
+                if on_progress is not None:
+                    on_progress("tensors", done, len(jobs))
+        finally:
+            writer.close()
+        beside = path if path.is_dir() else path.parent
+        _write_configs(plan, beside, folder, outputs)
+        _copy_others(beside, folder)
+    return Conversion(
+        path=str(path),
+        out=str(out),
+        source=f"{checkpoint.dialect} {checkpoint.scheme}",
+        target=f"{to} {plan.scheme}",
+        recipe=plan.recipe.name if any(change.how == "quantized" for change in changes) else None,
+        changes=tuple(changes),
+        copied=sum(not job.converts for job in jobs),
+        files=tuple(writer.files),
+        bytes=size,
+        notes=tuple(plan.notes),
+    )
+
+
+def _check_out(path: Path, out: Path, force: bool) -> None:
+    """Raise unless `out` may be written, before anything is."""
+    source, target = path.resolve(), out.resolve()
+    if target == source or target in source.parents or (path.is_file() and target == source.parent):
+        raise ValueError(f"out={str(out)!r} holds the source itself: expected another directory")
+    if not _parent(out).is_dir():
+        raise ValueError(f"out={str(out)!r}: its directory does not exist")
+    if not out.exists() and not out.is_symlink():
+        return
+    if not force:
+        raise ValueError(f"out={str(out)!r} exists: force replaces it")
+    if out.is_symlink() or not out.is_dir():
+        raise ValueError(f"out={str(out)!r} is no directory: force replaces none but a checkpoint's")
+    if any(out.iterdir()) and not any((out / name).is_file() for name in ("config.json", WHOLE, INDEX)):
+        raise ValueError(f"out={str(out)!r} holds no checkpoint: force replaces nothing else")
+
+
+def _parent(out: Path) -> Path:
+    return out.absolute().parent
+
+
+@contextmanager
+def _new_directory(out: Path) -> Iterator[Path]:
+    """A directory beside `out` that takes its name at the end, or goes."""
+    folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".part", dir=_parent(out)))
+    try:
+        folder.chmod(0o777 & ~_umask())
+        yield folder
+        _sync(folder)
+        old = folder.with_suffix(".old")
+        if out.exists():
+            out.rename(old)
+        try:
+            folder.rename(out)
+        except BaseException:
+            if old.exists():
+                old.rename(out)
+            raise
+        _sync(_parent(out))
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _umask() -> int:
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask
+
+
+def _sync(folder: Path) -> None:
+    """See the names in a directory to the disk."""
+    if os.name != "posix":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _write_configs(plan: Plan, source: Path, folder: Path, outputs: Sequence[Output]) -> None:
+    """config.json, and what a producer writes beside it."""
+    config = {key: value for key, value in plan.checkpoint.config.items() if key != "quantization_config"}
+    if isinstance(config.get("text_config"), dict):
+        inner = config["text_config"]
+        config["text_config"] = {key: value for key, value in inner.items() if key != "quantization_config"}
+    modules = [output.name.removesuffix(".weight") for output in outputs if _is_float_matrix(output)]
+    if not any("lm_head" in output.name.split(".") for output in outputs):
+        modules.append("lm_head")  # tied to the embeddings, and a module all the same
+    quantization, beside = quantization_configs(plan.scheme, modules)
+    if plan.is_same:
+        quantization = plan.checkpoint.config.get("quantization_config", quantization)
+        beside = read_json(source / HF_CONFIG) or beside
+    if quantization is not None:
+        config["quantization_config"] = quantization
+    elif plan.scheme.format in FLOATS:
+        named = str(FLOATS[plan.scheme.format]).removeprefix("torch.")
+        config |= {key: named for key in ("dtype", "torch_dtype") if key in config}
+    if config:
+        write_json(folder / "config.json", config)
+    if beside is not None:
+        write_json(folder / HF_CONFIG, beside)
+
+
+def _is_float_matrix(output: Output) -> bool:
+    return output.name.endswith(".weight") and len(output.shape) == 2 and output.dtype in ("F32", "F16", "BF16", "F64")
+
+
+def _copy_others(source: Path, folder: Path) -> None:
+    """Tokenizer, generation config and what else stands beside weights."""
+    for path in sorted(source.iterdir()):
+        kept = path.suffix in _COPIED or path.name.startswith("LICENSE")
+        if kept and path.is_file() and not (folder / path.name).exists() and not path.name.endswith(".index.json"):
+            if path.name not in ("config.json", HF_CONFIG):
+                shutil.copyfile(path, folder / path.name)

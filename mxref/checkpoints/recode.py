@@ -1,0 +1,260 @@
+"""From one form of a matrix to another, and exactly what that changed.
+
+A form is a `BlockTensor` or a tensor of floats. Nothing is rounded that need not be: codes and block scales of one
+format move as they are, and a tensor scale that has to turn from a multiplier to a divisor is chosen so that the
+fewest blocks decode differently.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import frexp
+
+import torch
+
+from mxref.blocks import BlockTensor, dequantize, quantize
+from mxref.elements import decode, encode, ldexp, reciprocal
+from mxref.formats import BlockFormat
+from mxref.orders import DECODE_ORDERS
+from mxref.recipes import Recipe
+
+_CHUNK = 1 << 18  # elements that are compared at a time
+_NEIGHBOURS = 2  # float32 steps to either side of a reciprocal that are tried
+
+Matrix = BlockTensor | torch.Tensor
+
+
+@dataclass(frozen=True)
+class Loss:
+    """How the values of a weight changed: counts, and errors of the decoded float32 values.
+
+    `changed`: elements with another value (0 and -0 are one, and so are all NaN). `max_error`, `rms_error`: of the finite
+    ones; infinite where a finite value became none. `rms`: of the source. `outside`: blocks that the target's scales
+    cannot reach: they became zeros, saturated, or lost bits of their codes.
+    """
+
+    elements: int = 0
+    changed: int = 0
+    max_error: float = 0.0
+    squared_error: float = 0.0
+    squared: float = 0.0
+    blocks: int = 0
+    outside: int = 0
+
+    @property
+    def rms_error(self) -> float:
+        """Root of the mean squared error."""
+        return (self.squared_error / max(self.elements, 1)) ** 0.5
+
+    @property
+    def rms(self) -> float:
+        """Root mean square of the source."""
+        return (self.squared / max(self.elements, 1)) ** 0.5
+
+    @property
+    def relative_error(self) -> float:
+        """`rms_error` over `rms`; 0 without errors."""
+        return (self.squared_error / self.squared) ** 0.5 if self.squared and self.squared_error else 0.0
+
+    def __add__(self, other: "Loss") -> "Loss":
+        return Loss(
+            self.elements + other.elements,
+            self.changed + other.changed,
+            max(self.max_error, other.max_error),
+            self.squared_error + other.squared_error,
+            self.squared + other.squared,
+            self.blocks + other.blocks,
+            self.outside + other.outside,
+        )
+
+
+@dataclass(frozen=True)
+class Change:
+    """What became of one weight.
+
+    `how`: `kept` (codes and all scales as they were), `turned` (the tensor scale in the other direction), `codes kept`
+    (block scales in another format), `quantized` (anew) or `decoded` (to floats). `loss`: None where it was not
+    measured. `input_error`: relative error of its input scale where that was turned.
+    """
+
+    name: str
+    how: str
+    loss: Loss | None
+    input_error: float | None = None
+
+    def with_input(self, error: float | None) -> "Change":
+        """The same with what became of the input scale."""
+        return replace(self, input_error=error)
+
+    @classmethod
+    def total(cls, name: str, changes: Sequence["Change"]) -> "Change":
+        """Of a stack, from those of its matrices."""
+        losses = [change.loss for change in changes]
+        loss = None if None in losses else sum(losses[1:], losses[0])
+        errors = [change.input_error for change in changes if change.input_error is not None]
+        return cls(name, changes[0].how, loss, max(errors, default=None))
+
+    def record(self) -> dict:
+        """Everything, as JSON takes it."""
+        facts = {"name": self.name, "how": self.how, "input_error": self.input_error}
+        if self.loss is not None:
+            names = ("elements", "changed", "max_error", "rms_error", "rms", "blocks", "outside")
+            facts |= {name: getattr(self.loss, name) for name in names}
+        return facts
+
+
+def unchanged(target: BlockTensor) -> Loss:
+    """The loss of what was kept."""
+    return Loss(elements=target.shape.numel(), blocks=target.scales.numel())
+
+
+def measure(source: Matrix, target: Matrix, outside: int | None = None) -> Loss:
+    """What `target` lost of `source`, both `[N, K]`; `outside` if it is known already."""
+    total = Loss(outside=outside or 0)
+    rows = max(1, _CHUNK // max(source.shape[-1], 1))
+    for start in range(0, source.shape[0], rows):
+        part = slice(start, start + rows)
+        a, b = _values(source[part]), _values(target[part])
+        found = _compare(a, b)
+        if outside is None and isinstance(target, BlockTensor):
+            found = replace(found, outside=_outside(a, target[part]))
+        total = total + found
+    return replace(total, blocks=target.scales.numel() if isinstance(target, BlockTensor) else 0)
+
+
+def _values(matrix: Matrix) -> torch.Tensor:
+    return dequantize(matrix) if isinstance(matrix, BlockTensor) else matrix.float()
+
+
+def _compare(a: torch.Tensor, b: torch.Tensor) -> Loss:
+    difference = a - b
+    changed = difference != 0
+    largest = difference.abs().amax().item() if difference.numel() else 0.0
+    if not largest < torch.inf:  # NaN and Inf: those that stay are no change, those that appear are an infinite error
+        finite = a.isfinite() & b.isfinite()
+        same = (a == b) | (a.isnan() & b.isnan())
+        appears = bool((a.isfinite() & ~b.isfinite()).any())
+        changed = changed & ~same
+        difference, a = difference.where(finite, 0.0), a.where(a.isfinite(), 0.0)
+        largest = torch.inf if appears else difference.abs().amax().item()
+    wide = [part.double().flatten() for part in (difference, a)]
+    squares = [torch.dot(part, part).item() for part in wide]
+    return Loss(a.numel(), int(changed.count_nonzero()), largest, *squares)
+
+
+def _outside(a: torch.Tensor, q: BlockTensor) -> int:
+    """Blocks of float32 `a` that `q` cannot hold: where its scale is at an end of its range, looked at one by one."""
+    size, scale = q.format.block_size, q.format.scale
+    at_end = (q.scales == 0) | (q.scales == scale.max_code)
+    if not at_end.any():
+        return 0
+    padded = torch.nn.functional.pad(a, (0, -a.shape[-1] % size)).unflatten(-1, (-1, size))[at_end]
+    decoded = torch.nn.functional.pad(dequantize(q), (0, -a.shape[-1] % size)).unflatten(-1, (-1, size))[at_end]
+    amax, kept = padded.abs().amax(-1), decoded.abs().amax(-1)
+    element = q.format.element
+    half_step = (element.max - element.positive[-2]) / 2
+    saturated = amax.double() * element.max > kept.double() * (element.max + half_step)
+    return int(((amax > 0) & ((kept == 0) | ((q.scales[at_end] == scale.max_code) & saturated))).sum())
+
+
+def turned(parts: Sequence[BlockTensor], recipe: Recipe) -> list[BlockTensor]:
+    """Matrices as `recipe` decodes them: codes and block scales kept, tensor scales in its direction.
+
+    A reciprocal seldom decodes to the same float32 values. Of its neighbours the one is taken with which the fewest
+    blocks decode differently, for all `parts` that share a tensor scale; those are scalars where directions differ.
+    """
+    if recipe.tensor_scale_direction == parts[0].recipe.tensor_scale_direction:
+        return [_as(q, recipe, q.tensor_scale) for q in parts]
+    scales = {}
+    for q in parts:
+        scales.setdefault(q.tensor_scale.item(), []).append(q)
+    turned_scales = {scale: _turn(sharing, recipe) for scale, sharing in scales.items()}
+    return [_as(q, recipe, turned_scales[q.tensor_scale.item()]) for q in parts]
+
+
+def _turn(parts: Sequence[BlockTensor], recipe: Recipe) -> torch.Tensor:
+    format, given = parts[0].format, parts[0].tensor_scale
+    counts = sum(torch.bincount(q.scales.flatten().long(), minlength=format.scale.code_count) for q in parts)
+    counts[format.scale.nan_code] = 0
+    present = counts.nonzero().flatten()
+    counts, scales = counts[present], decode(present.to(torch.uint8), format.scale)
+    expected = DECODE_ORDERS[parts[0].recipe.decode_order](scales, given)
+    found = []
+    for candidate in _neighbours(reciprocal(given)):
+        decoded = DECODE_ORDERS[recipe.decode_order](scales, candidate)
+        error = (decoded.double() - expected.double()).abs().sum().item()
+        found.append((int(counts[decoded != expected].sum()), error, candidate))
+    if not found:
+        raise ValueError(f"tensor scale {given.item()!r} has no float32 reciprocal")
+    return min(found, key=lambda entry: entry[:2])[2]
+
+
+def _neighbours(x: torch.Tensor) -> list[torch.Tensor]:
+    """A positive float32 scalar and the values around it, nearest first; those that are finite and positive."""
+    found, below, above = [x], x, x
+    for _ in range(_NEIGHBOURS):
+        below, above = torch.nextafter(below, torch.zeros(())), torch.nextafter(above, torch.full((), torch.inf))
+        found += [below, above]
+    return [value for value in found if 0 < value < torch.inf]
+
+
+def _as(q: BlockTensor, recipe: Recipe, tensor_scale: torch.Tensor | None) -> BlockTensor:
+    return BlockTensor.trusted(q.packed, q.length, q.scales, tensor_scale, q.format, recipe, q.axis)
+
+
+def can_keep_codes(source: BlockFormat, target: BlockFormat) -> bool:
+    """Whether `keep_codes` gets from one format to the other."""
+    return (
+        source.element == target.element
+        and source.scale.is_power_of_two
+        and target.tensor_scale
+        and source.block_size % target.block_size == 0
+    )
+
+
+def keep_codes(parts: Sequence[BlockTensor], format: BlockFormat, recipe: Recipe) -> tuple[list[BlockTensor], list[int]]:
+    """Power-of-two scales as scales of `format` times one power of two, which is the tensor scale of all `parts`.
+
+    The largest scale in use goes to the largest power of two that a scale of `format` is, so that every code is kept in
+    blocks up to its range below; those further below get its smallest scale, their codes rounded to it. Returns the
+    matrices and how many blocks of each lie below. Blocks of zeros take the scale 0.
+    """
+    powers = [frexp(value)[1] - 1 for value in format.scale.positive if frexp(value)[0] == 0.5]
+    lowest, highest = min(powers), max(powers)
+    exponents, used = [], []
+    for q in parts:
+        blocks = torch.nn.functional.pad(q.codes & ~q.format.element.sign_mask, (0, -q.length % q.format.block_size))
+        nonzero = blocks.unflatten(-1, (-1, q.format.block_size)).amax(-1) > 0
+        exponents.append(q.scales.int() - q.format.scale.bias)
+        used.append(nonzero & (q.scales != q.format.scale.nan_code))
+    tops = [int(exponent[use].amax()) for exponent, use in zip(exponents, used) if use.any()]
+    shift = max(max(tops, default=0) - highest, -(q.format.scale.bias - 1))
+    multiplies = recipe.tensor_scale_direction == "multiply"
+    tensor_scale = torch.tensor(2.0 ** (shift if multiplies else -shift), dtype=torch.float32)
+    result, below = [], []
+    for q, exponent, use in zip(parts, exponents, used):
+        exponent = exponent - shift
+        low = use & (exponent < lowest)
+        scales = encode(ldexp(torch.ones(()), exponent.clamp(lowest, highest)), format.scale)
+        scales = scales.where(use, 0).masked_fill(q.scales == q.format.scale.nan_code, format.scale.nan_code)
+        repeats = q.format.block_size // format.block_size
+        scales = scales.repeat_interleave(repeats, -1)[..., : -(-q.length // format.block_size)]
+        codes = q.codes
+        if low.any():
+            factor = ldexp(torch.ones(()), (exponent - lowest).where(low, 0))
+            factor = factor.repeat_interleave(q.format.block_size, -1)[..., : q.length]
+            codes = encode(decode(codes, q.format.element) * factor, q.format.element)
+        result.append(BlockTensor.from_codes(codes, scales.contiguous(), tensor_scale, format, recipe, q.axis))
+        below.append(int(low.sum()))
+    return result, below
+
+
+def quantize_together(parts: Sequence[Matrix], format: BlockFormat, recipe: Recipe) -> list[BlockTensor]:
+    """Matrices `[N_i, K]`, quantized anew; where `format` has a tensor scale they share one."""
+    dense = [_values(part) if isinstance(part, BlockTensor) else part for part in parts]
+    if not format.tensor_scale or len(dense) == 1:
+        return [quantize(x, format, recipe=recipe) for x in dense]
+    together, result, start = quantize(torch.cat(dense), format, recipe=recipe), [], 0
+    for x in dense:
+        result.append(together[start : start + x.shape[0]])
+        start += x.shape[0]
+    return result

@@ -1,0 +1,837 @@
+"""Converted checkpoints: what does not have to change keeps its bits, what changes is measured, and nothing is left half.
+
+Values are compared with what the tools' own decompressors made of their files, files with those of the tools, and what
+is written with what compressed-tensors and, where it is installed, ModelOpt read of it. MXREF_CHECKPOINTS: as in
+test_checkpoints.py.
+"""
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from bits import assert_same_bits
+
+pytest.importorskip("safetensors")
+
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from test_checkpoints import DATA, FOUND, NEGATIVE_ZEROS, copy, label, shard
+
+import mxref
+from mxref.checkpoints import CheckpointError, convert_checkpoint, inspect_checkpoint, load_checkpoint
+from mxref.checkpoints.files import INDEX, Shards
+from mxref.checkpoints.writers import ACTIVATIONS, FLOATS
+
+QUANTIZED = [path for path in FOUND if not path.name.startswith("base")]
+BASE, CT, GPT_OSS = DATA / "base-qwen3moe", DATA / "llmcompressor-nvfp4-qwen3moe", DATA / "gptoss_layout-mxfp4-gptoss"
+MODELOPT, QUARK = DATA / "modelopt-nvfp4-qwen3moe", DATA / "quark-mxfp4-qwen3moe"
+EXPERT = "model.layers.0.mlp.experts.0"
+
+
+def tensors(path):
+    """Every tensor of a checkpoint, read by safetensors, and by name the shard that holds it."""
+    found = {}
+    for file in sorted(path.glob("*.safetensors")):
+        if not file.name.startswith("golden"):
+            found |= load_file(file)
+    return found
+
+
+def config(path):
+    return json.loads((path / "config.json").read_text())
+
+
+def targets(path):
+    """(dialect, format) of everything that a checkpoint is converted to, and those in which its weights keep their codes."""
+    formats = load_checkpoint(path).formats
+    stacks = any(load_checkpoint(path).stored[name].layout.stacked for name in load_checkpoint(path).quantized)
+    for to, known in ACTIVATIONS.items():
+        for format in known:
+            kept = (format,) == formats or (formats, format) == (("mxfp4",), "nvfp4")
+            known_stack = to == "compressed-tensors" or (to, format) in (("gpt-oss", "mxfp4"), ("modelopt", "nvfp4"))
+            if (not stacks or known_stack) and (to != "gpt-oss" or "gptoss" in path.name):
+                yield to, format, kept
+
+
+KEPT = [(path, to, format) for path in QUANTIZED for to, format, kept in targets(path) if kept]
+
+
+def shown(value):
+    return label(value) if isinstance(value, Path) else str(value)
+
+
+# what stays
+
+
+def matrices(values):
+    """Matrices `[out, in]` by module: stacks `[E, out, in]` of gpt-oss taken apart, Mixtral's w1 called a gate."""
+    found, usual = {}, {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+    for name, value in values.items():
+        experts, kind = name.rpartition(".")[::2]
+        for e in range(len(value)) if value.ndim == 3 else ():
+            parts = {kind: value[e]} if kind == "down_proj" else {"gate_proj": value[e, 0::2], "up_proj": value[e, 1::2]}
+            found |= {f"{experts}.{e}.{part}": matrix.contiguous() for part, matrix in parts.items()}
+        if value.ndim == 2:
+            found[re.sub(r"\bw[123]\b", lambda match: usual[match[0]], name.removesuffix(".weight"))] = value
+    return found
+
+
+def decoded(checkpoint, dtype=torch.float32):
+    return matrices({name: mxref.dequantize(checkpoint[name].tensor, dtype) for name in checkpoint.quantized})
+
+
+@pytest.mark.parametrize("path,to,format", KEPT, ids=shown)
+def test_weights_still_decode_to_the_tools_own_values(path, to, format, tmp_path):
+    conversion = convert_checkpoint(path, tmp_path / "out", to=to, format=format)
+    source, out = load_checkpoint(path), load_checkpoint(tmp_path / "out")
+    before, after = decoded(source), decoded(out)
+    assert set(before) == set(after) and inspect_checkpoint(tmp_path / "out").faults == ()
+    if any(change.how == "turned" for change in conversion.changes):
+        for name in before:
+            assert ((after[name].double() / before[name].double()).nan_to_num(1.0) - 1).abs().max() <= 2.0**-22
+        return
+    for name in before:
+        assert_same_bits(after[name], before[name], name)
+    if (path / "golden_dequant.safetensors").exists():
+        golden = load_file(path / "golden_dequant.safetensors")
+        golden = {name: value.transpose(1, 2) if value.ndim == 3 else value for name, value in golden.items()}
+        dtype = next(iter(golden.values())).dtype
+        found = decoded(out, dtype)
+        for name, expected in matrices(golden).items():
+            value = found[name] + 0.0 if path in NEGATIVE_ZEROS else found[name]  # ModelOpt's decoder gives +0
+            assert_same_bits(value, expected.contiguous(), name)
+
+
+@pytest.mark.parametrize("path", [path for path in QUANTIZED if "torchao" not in path.name], ids=label)
+def test_the_same_dialect_and_format_is_the_same_file(path, tmp_path):
+    dialect = load_checkpoint(path).dialect
+    conversion = convert_checkpoint(path, tmp_path / "out", to=dialect)
+    assert conversion.lossless and {change.how for change in conversion.changes} == {"kept"} and not conversion.notes
+    expected, found = load_file(path / "model.safetensors"), tensors(tmp_path / "out")
+    assert set(found) == set(expected)
+    for name in expected:
+        assert_same_bits(found[name], expected[name], name)
+    assert config(tmp_path / "out") == config(path)
+    for file in path.glob("*.json"):
+        if file.name != INDEX:
+            assert json.loads((tmp_path / "out" / file.name).read_text()) == json.loads(file.read_text())
+
+
+BACK = [(p, to, format) for p, to, format in KEPT if (format,) == load_checkpoint(p).formats and "torchao" not in p.name]
+
+
+@pytest.mark.parametrize("path,to,format", BACK, ids=shown)
+def test_there_and_back_is_the_same_file_unless_a_tensor_scale_turned(path, to, format, tmp_path):
+    there = convert_checkpoint(path, tmp_path / "there", to=to, format=format)
+    back = convert_checkpoint(tmp_path / "there", tmp_path / "back", to=load_checkpoint(path).dialect, activations=None)
+    expected, found = load_file(path / "model.safetensors"), tensors(tmp_path / "back")
+    turned = any(change.how == "turned" for change in there.changes)
+    assert turned == (format == "nvfp4" and (to == "compressed-tensors") != path.name.startswith("llmcompressor"))
+    of_scales = ("scale_2", "global_scale", "input_scale", "input_global_scale")
+    for name, tensor in expected.items():
+        if not name.endswith(of_scales):
+            assert_same_bits(found[name], tensor, name)
+        elif "input" not in name and not turned and "gptoss" not in path.name:
+            assert_same_bits(found[name], tensor, name)
+    assert turned or back.lossless and there.lossless
+
+
+def test_what_is_no_weight_goes_along_bit_for_bit(tmp_path):
+    path = copy(BASE, tmp_path / "c")
+    for file in ("tokenizer.json", "generation_config.json"):
+        (path / file).write_text("{}")
+    (path / "chat_template.jinja").write_text("{{ messages }}")
+    (path / "training_args.bin").write_bytes(b"no")
+    convert_checkpoint(path, tmp_path / "out", to="quark", format="mxfp4")
+    assert (tmp_path / "out" / "chat_template.jinja").read_text() == "{{ messages }}"
+    assert {"tokenizer.json", "generation_config.json"} <= {file.name for file in (tmp_path / "out").iterdir()}
+    assert not (tmp_path / "out" / "training_args.bin").exists()
+    source, out = load_checkpoint(path), load_checkpoint(tmp_path / "out")
+    for name in out.plain:
+        assert_same_bits(out[name], source[name], name)
+    without = {key: value for key, value in config(tmp_path / "out").items() if key != "quantization_config"}
+    assert without == config(path)
+
+
+# tensor scales that turn
+
+
+def decode_nvfp4(codes, scales, tensor_scale, divides):
+    """Float32 values of NVFP4 in numpy: the producers' own order, scale over or times tensor scale, then the element."""
+    elements = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6] + [-v for v in (0, 0.5, 1, 1.5, 2, 3, 4, 6)], dtype=np.float32)
+    block = scales.view(torch.float8_e4m3fn).float().numpy()
+    factor = block / np.float32(tensor_scale) if divides else block * np.float32(tensor_scale)
+    return elements[codes.numpy()] * factor.repeat(16, -1)[:, : codes.shape[1]]
+
+
+@pytest.mark.parametrize("source,to", [(CT, "modelopt"), (MODELOPT, "compressed-tensors")], ids=["divide", "multiply"])
+def test_a_tensor_scale_turns_with_the_least_loss_and_the_loss_is_exact(source, to, tmp_path):
+    conversion = convert_checkpoint(source, tmp_path / "out", to=to)
+    given, out = load_checkpoint(source), load_checkpoint(tmp_path / "out")
+    losses = {change.name: change.loss for change in conversion.changes}
+    divides = source == CT
+    for name in given.quantized:
+        q, r = given[name].tensor, out[name].tensor
+        assert_same_bits(r.packed, q.packed)
+        assert_same_bits(r.scales, q.scales)
+        product = Fraction(q.tensor_scale.item()) * Fraction(r.tensor_scale.item())
+        assert abs(product - 1) <= Fraction(3, 2**23)
+        before = decode_nvfp4(q.codes, q.scales, q.tensor_scale.item(), divides)
+        after = decode_nvfp4(r.codes, r.scales, r.tensor_scale.item(), not divides)
+        assert losses[name].changed == (before != after).sum()
+        assert losses[name].max_error == np.abs(before - after).max()
+        assert losses[name].rms_error == pytest.approx(np.sqrt(np.mean((before - after).astype(np.float64) ** 2)), rel=1e-12)
+    for gate in (name for name in out.quantized if "gate_proj" in name):
+        up = gate.replace("gate_proj", "up_proj")
+        shared = torch.equal(given[gate].tensor.tensor_scale, given[up].tensor.tensor_scale)
+        assert torch.equal(out[gate].tensor.tensor_scale, out[up].tensor.tensor_scale) == shared
+
+
+def test_no_other_reciprocal_changes_fewer_values(tmp_path):
+    convert_checkpoint(CT, tmp_path / "out", to="modelopt")
+    given, out = load_checkpoint(CT), load_checkpoint(tmp_path / "out")
+    for name in (f"{EXPERT}.down_proj.weight", "model.layers.0.mlp.experts.1.down_proj.weight"):
+        q, chosen = given[name].tensor, np.float32(out[name].tensor.tensor_scale.item())
+        before = decode_nvfp4(q.codes, q.scales, q.tensor_scale.item(), True)
+        counts, candidate = {}, np.float32(1) / np.float32(q.tensor_scale.item())
+        for _ in range(4):
+            candidate = np.nextafter(candidate, np.float32(0))
+        for _ in range(9):
+            after = decode_nvfp4(q.codes, q.scales, candidate, False)
+            counts[candidate] = (after / 6 != before / 6).any(-1).sum(), (before != after).sum()
+            candidate = np.nextafter(candidate, np.float32(np.inf))
+        assert counts[chosen][1] <= min(count for _, count in counts.values()) + 16 * 8
+
+
+def test_a_power_of_two_turns_without_loss(tmp_path):
+    def change(found):
+        for name in found:
+            if "global_scale" in name:
+                found[name] = torch.full((1,), 512.0)
+
+    path = copy(CT, tmp_path / "c", change)
+    conversion = convert_checkpoint(path, tmp_path / "out", to="modelopt")
+    assert conversion.lossless
+    scales = {
+        tensor.item() for name, tensor in tensors(tmp_path / "out").items() if name.endswith(("scale_2", "input_scale"))
+    }
+    assert scales == {1 / 512}
+
+
+def test_an_input_scale_without_a_reciprocal_is_refused(tmp_path):
+    path = copy(CT, tmp_path / "c", lambda t: t.update({f"{EXPERT}.up_proj.input_global_scale": torch.zeros(1)}))
+    with pytest.raises(CheckpointError, match="input scale 0.0 has no reciprocal"):
+        convert_checkpoint(path, tmp_path / "out", to="modelopt")
+    assert not (tmp_path / "out").exists()
+
+
+# block scales of another kind
+
+
+def mxfp4_checkpoint(path, scales, codes=None):
+    """Quark MXFP4 of one weight `[rows, 32 n]` with the given scale bytes and codes."""
+    path.mkdir()
+    scales = torch.tensor(scales, dtype=torch.uint8)
+    if codes is None:
+        codes = torch.arange(scales.shape[0] * scales.shape[1] * 32).reshape(scales.shape[0], -1).to(torch.uint8) % 16
+    found = {"m.q_proj.weight": mxref.pack(codes, 4), "m.q_proj.weight_scale": scales}
+    save_file(found, path / "model.safetensors")
+    spec = {"weight": {"dtype": "fp4", "group_size": 32}, "input_tensors": None}
+    (path / "config.json").write_text(
+        json.dumps({"quantization_config": {"quant_method": "quark", "global_quant_config": spec}})
+    )
+    return path
+
+
+def test_mxfp4_becomes_nvfp4_with_its_codes_as_far_as_its_scales_reach(tmp_path):
+    top = 140  # the window: E4M3 holds 2^-9 to 2^8, so 17 below the top are the last to fit
+    path = mxfp4_checkpoint(tmp_path / "in", [[top, top - 17, top - 5], [top - 1, top - 9, top]])
+    conversion = convert_checkpoint(path, tmp_path / "fits", to="modelopt", format="nvfp4")
+    assert conversion.lossless and [change.how for change in conversion.changes] == ["codes kept"]
+    q, r = (load_checkpoint(each)["m.q_proj.weight"].tensor for each in (path, tmp_path / "fits"))
+    assert_same_bits(r.codes, q.codes)
+    assert r.tensor_scale.item() == 2.0 ** (top - 127 - 8)
+
+    path = mxfp4_checkpoint(tmp_path / "wide", [[top, top - 18, top - 30], [255, top - 20, top - 17]])
+    conversion = convert_checkpoint(path, tmp_path / "out", to="compressed-tensors", format="nvfp4")
+    (change,) = conversion.faults
+    assert change.loss.outside == 3 and not conversion.lossless
+    q, r = (load_checkpoint(each)["m.q_proj.weight"].tensor for each in (path, tmp_path / "out"))
+    before, after = mxref.dequantize(q), mxref.dequantize(r)
+    assert before[1, :32].isnan().all() and after[1, :32].isnan().all()  # NaN stays, and counts as no change
+    finite = ~before.isnan()
+    assert change.loss.changed == int(((before != after) & finite).sum())
+    assert change.loss.max_error == (before - after)[finite].abs().max().item()
+    smallest = Fraction(2) ** (top - 127 - 17)
+    for x, y in zip(before[0, 32:].tolist(), after[0, 32:].tolist()):
+        grid = [sign * Fraction(v) * smallest for v in (0, 0.5, 1, 1.5, 2, 3, 4, 6) for sign in (1, -1)]
+        assert abs(Fraction(y) - Fraction(x)) == min(abs(g - Fraction(x)) for g in grid)
+
+
+def test_zero_blocks_neither_set_the_window_nor_lie_outside(tmp_path):
+    codes = torch.zeros(1, 96, dtype=torch.uint8)
+    codes[0, 32:64] = 3
+    codes[0, 64:] = 8  # -0
+    path = mxfp4_checkpoint(tmp_path / "in", [[254, 20, 0]], codes)
+    conversion = convert_checkpoint(path, tmp_path / "out", to="modelopt", format="nvfp4")
+    assert conversion.lossless and not conversion.faults
+    q, r = (load_checkpoint(each)["m.q_proj.weight"].tensor for each in (path, tmp_path / "out"))
+    assert_same_bits(mxref.dequantize(r), mxref.dequantize(q))
+
+
+def test_a_recipe_quantizes_mxfp4_anew(tmp_path):
+    conversion = convert_checkpoint(QUARK, tmp_path / "out", to="modelopt", format="nvfp4", recipe="exact")
+    assert conversion.recipe == "exact" and {change.how for change in conversion.changes} == {"quantized"}
+    source, out = load_checkpoint(QUARK), load_checkpoint(tmp_path / "out")
+    for part in ("gate_proj", "down_proj"):
+        rows = [
+            mxref.dequantize(source[f"{EXPERT}.{p}.weight"].tensor)
+            for p in ([part, "up_proj"] if part[0] == "g" else [part])
+        ]
+        expected = mxref.quantize(torch.cat(rows), "nvfp4", recipe="exact")
+        found = out[f"{EXPERT}.{part}.weight"].tensor
+        assert_same_bits(found.codes, expected.codes[: found.shape[0]])
+        assert_same_bits(found.tensor_scale, expected.tensor_scale)
+
+
+@pytest.mark.parametrize("format", FLOATS)
+def test_floats_are_the_decoded_values(format, tmp_path):
+    for path in (CT, GPT_OSS, DATA / "modelopt-nvfp4-gptoss", DATA / "quark-mxfp6_e2m3-qwen3moe"):
+        conversion = convert_checkpoint(path, tmp_path / path.name, to="plain", format=format)
+        source, out = load_checkpoint(path), load_checkpoint(tmp_path / path.name)
+        golden = load_file(path / "golden_dequant.safetensors")
+        assert out.scheme == "plain" and set(golden) <= set(out) and "quantization_config" not in out.config
+        losses = {change.name: change.loss for change in conversion.changes}
+        for name in golden:
+            values = mxref.dequantize(source[name].tensor)
+            expected = values.transpose(1, 2) if values.ndim == 3 else values
+            assert_same_bits(out[name], expected.to(FLOATS[format]).contiguous(), name)
+            assert losses[name].changed == int((expected.to(FLOATS[format]).float() != expected).sum())
+            if out[name].dtype == golden[name].dtype and path not in NEGATIVE_ZEROS:
+                assert_same_bits(out[name], golden[name], name)
+        assert conversion.lossless == (format == "f32" or "mxfp" in path.name)
+        assert out.config["dtype"] == {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}[format]
+
+
+# experts: stacks and matrices
+
+
+def test_a_stack_is_taken_apart_and_put_together_again(tmp_path):
+    convert_checkpoint(GPT_OSS, tmp_path / "apart", to="compressed-tensors")
+    source, apart = tensors(GPT_OSS), tensors(tmp_path / "apart")
+    bias = source["model.layers.0.mlp.experts.gate_up_proj_bias"]
+    assert_same_bits(apart[f"{EXPERT}.gate_proj.bias"], bias[0, 0::2].contiguous())
+    assert_same_bits(apart["model.layers.0.mlp.experts.1.up_proj.bias"], bias[1, 1::2].contiguous())
+    blocks = source["model.layers.0.mlp.experts.gate_up_proj_blocks"]
+    assert_same_bits(apart[f"{EXPERT}.up_proj.weight_packed"], blocks[0, 1::2].flatten(-2).contiguous())
+    convert_checkpoint(tmp_path / "apart", tmp_path / "again", to="gpt-oss")
+    again = tensors(tmp_path / "again")
+    assert set(again) == set(source)
+    for name in source:
+        assert_same_bits(again[name], source[name], name)
+
+
+def test_floats_of_a_stacking_model_are_quantized_as_stacks_or_apart(tmp_path):
+    convert_checkpoint(GPT_OSS, tmp_path / "floats", to="plain", format="bf16")
+    for to, format in (("gpt-oss", "mxfp4"), ("compressed-tensors", "mxfp4")):
+        conversion = convert_checkpoint(tmp_path / "floats", tmp_path / to, to=to, format=format, ignore=["*.self_attn"])
+        assert conversion.lossless  # the values are MXFP4's, and both recipes find them again
+        assert inspect_checkpoint(tmp_path / to).faults == ()
+    stacked, apart = load_checkpoint(tmp_path / "gpt-oss"), load_checkpoint(tmp_path / "compressed-tensors")
+    values = mxref.dequantize(stacked["model.layers.0.mlp.experts.gate_up_proj"].tensor)
+    assert_same_bits(mxref.dequantize(apart[f"{EXPERT}.gate_proj.weight"].tensor), values[0, 0::2].contiguous())
+    nv = convert_checkpoint(tmp_path / "floats", tmp_path / "nv", to="modelopt", format="nvfp4", ignore=["*.self_attn"])
+    assert len(nv.changes) == 2
+    assert tensors(tmp_path / "nv")["model.layers.0.mlp.experts.gate_up_proj_weight_scale_2"].shape == ()
+
+
+def test_stacks_whose_dialect_or_order_is_not_known_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="how quark stores those in mxfp4 is not known"):
+        convert_checkpoint(GPT_OSS, tmp_path / "out", to="quark")
+    path = copy(DATA / "modelopt-nvfp4-gptoss", tmp_path / "c")
+    changed = config(path)
+    del changed["model_type"]
+    (path / "config.json").write_text(json.dumps(changed))
+    with pytest.raises(ValueError, match="nothing says in which order its 8 rows are"):
+        convert_checkpoint(path, tmp_path / "out", to="compressed-tensors")
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    path = copy(BASE, tmp_path / "b", lambda t: t.update({name: torch.zeros(2, 128, 64)}))
+    with pytest.raises(ValueError, match="a pattern of ignore leaves it as it is"):
+        convert_checkpoint(path, tmp_path / "out", to="quark", format="mxfp4")
+    convert_checkpoint(path, tmp_path / "out", to="quark", format="mxfp4", ignore=[name])
+
+
+def test_experts_that_lack_a_matrix_are_not_stacked(tmp_path):
+    apart = tmp_path / "apart"
+    convert_checkpoint(GPT_OSS, apart, to="compressed-tensors")
+
+    def drop(found):
+        for name in [name for name in found if name.startswith(f"{EXPERT}.up_proj.weight")]:
+            del found[name]
+
+    with pytest.raises(CheckpointError, match="some lack a matrix"):
+        convert_checkpoint(copy(apart, tmp_path / "c", drop), tmp_path / "out", to="gpt-oss")
+
+
+def test_mixtral_has_the_names_that_each_dialect_gives_it(tmp_path):
+    path = DATA / "llmcompressor-nvfp4-mixtral"
+    convert_checkpoint(path, tmp_path / "out", to="modelopt")
+    experts = {re.sub(r"\d+", "N", name) for name in load_checkpoint(tmp_path / "out").quantized}
+    assert experts == {"model.layers.N.block_sparse_moe.experts.N.wN.weight"}
+    source, out = load_checkpoint(path), load_checkpoint(tmp_path / "out")
+    for ours, theirs in (("w1", "gate_proj"), ("w3", "up_proj"), ("w2", "down_proj")):
+        name = "model.layers.0.block_sparse_moe.experts.1."
+        assert_same_bits(out[f"{name}{ours}.weight"].tensor.packed, source[f"{name}{theirs}.weight"].tensor.packed)
+    convert_checkpoint(tmp_path / "out", tmp_path / "back", to="compressed-tensors")
+    assert set(tensors(tmp_path / "back")) == set(tensors(path))
+
+
+# models in floats
+
+
+@pytest.mark.parametrize(
+    "produced,to,format",
+    [
+        ("quark-mxfp4-qwen3moe", "quark", "mxfp4"),
+        ("quark-mxfp6_e2m3-qwen3moe", "quark", "mxfp6_e2m3"),
+        ("llmcompressor-mxfp4-qwen3moe", "compressed-tensors", "mxfp4"),
+    ],
+)
+def test_what_is_quantized_is_the_producers_own_file(produced, to, format, tmp_path):
+    convert_checkpoint(BASE, tmp_path / "out", to=to, format=format, ignore=["*.self_attn"])
+    expected, found = tensors(DATA / produced), tensors(tmp_path / "out")
+    assert set(found) == set(expected)
+    for name in expected:
+        assert_same_bits(found[name], expected[name], name)
+    ours, theirs = (load_checkpoint(path) for path in (tmp_path / "out", DATA / produced))
+    assert (ours.scheme, ours.declared.formats) == (theirs.scheme, theirs.declared.formats)
+    key = "exclude" if to == "quark" else "ignore"
+    both = [set(each.config["quantization_config"][key]) for each in (ours, theirs)]
+    assert {name for name in both[1] if ".layers.1." not in name} <= both[0]
+
+
+def test_gate_and_up_and_q_k_and_v_share_a_tensor_scale(tmp_path):
+    convert_checkpoint(BASE, tmp_path / "out", to="modelopt", format="nvfp4", recipe="exact")
+    source, out = load_checkpoint(BASE), load_checkpoint(tmp_path / "out")
+    assert out.scheme == "w_nvfp4"
+    attention = "model.layers.0.self_attn"
+    groups = [[f"{attention}.{part}_proj" for part in "qkv"], [f"{attention}.o_proj"], [f"{EXPERT}.down_proj"]]
+    groups += [[f"{EXPERT}.gate_proj", f"{EXPERT}.up_proj"]]
+    for group in groups:
+        largest = max(source[f"{name}.weight"].float().abs().max().item() for name in group)
+        scale = np.float32(largest) / np.float32(2688)
+        for name in group:
+            found = out[f"{name}.weight"].tensor
+            assert found.tensor_scale.item() == scale
+            given = torch.tensor(scale)
+            assert_same_bits(
+                found.codes, mxref.quantize(source[f"{name}.weight"], "nvfp4", recipe="exact", tensor_scale=given).codes
+            )
+
+
+def test_routers_head_embeddings_norms_and_what_is_ignored_stay(tmp_path):
+    out = tmp_path / "out"
+    convert_checkpoint(BASE, out, to="compressed-tensors", format="mxfp4", ignore=["re:.*o_proj", f"{EXPERT}.*", "lm_head"])
+    found = load_checkpoint(out)
+    left = {name for name in found.plain if len(found[name].shape) == 2}
+    ignored = {f"{EXPERT}.{part}_proj.weight" for part in ("gate", "up", "down")} | {
+        "model.layers.0.self_attn.o_proj.weight"
+    }
+    assert left == {"lm_head.weight", "model.embed_tokens.weight", "model.layers.0.mlp.gate.weight"} | ignored
+    assert inspect_checkpoint(out).faults == ()
+    convert_checkpoint(BASE, tmp_path / "more", to="compressed-tensors", format="mxfp4", include=["lm_head"])
+    assert "lm_head.weight" in load_checkpoint(tmp_path / "more").quantized
+    assert "lm_head" not in config(tmp_path / "more")["quantization_config"]["ignore"]
+
+
+def test_a_tied_head_is_in_the_ignore_list_though_no_tensor_has_its_name(tmp_path):
+    path = copy(BASE, tmp_path / "c", lambda t: t.pop("lm_head.weight"), {"tie_word_embeddings": True})
+    convert_checkpoint(path, tmp_path / "out", to="compressed-tensors", format="mxfp4")
+    assert "lm_head" in config(tmp_path / "out")["quantization_config"]["ignore"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_other_floats_are_quantized_as_they_are(dtype, tmp_path):
+    name = f"{EXPERT}.down_proj.weight"
+    path = copy(BASE, tmp_path / "c", lambda t: t.update({name: t[name].to(dtype) * 1.001}))
+    convert_checkpoint(path, tmp_path / "out", to="quark", format="mxfp6_e3m2")
+    expected = mxref.quantize(load_checkpoint(path)[name], "mxfp6_e3m2", recipe="quark_even")
+    assert_same_bits(load_checkpoint(tmp_path / "out")[name].tensor.packed, expected.packed)
+
+
+REFUSED = {
+    "unknown dialect": (
+        BASE,
+        dict(to="awq"),
+        "to='awq': expected one of plain, compressed-tensors, modelopt, quark, gpt-oss",
+    ),
+    "not written": (BASE, dict(to="torchao", format="mxfp4"), "is read but not written"),
+    "no format": (BASE, dict(to="quark"), "the source holds floats: expected one of nvfp4, mxfp4"),
+    "format of another dialect": (
+        BASE,
+        dict(to="modelopt", format="mxfp6_e2m3"),
+        "expected one of nvfp4, mxfp4, mxfp8_e4m3",
+    ),
+    "nothing to do": (BASE, dict(to="plain"), "nothing to convert"),
+    "other model": (BASE, dict(to="gpt-oss"), "is for models of type gpt_oss: this one is 'qwen3_moe'"),
+    "no input scales": (BASE, dict(to="modelopt", format="nvfp4", activations="nvfp4"), "calibrated input scale"),
+    "input scales lost": (QUARK, dict(to="modelopt", format="nvfp4", activations="nvfp4"), "down_proj.weight lacks"),
+    "activations": (BASE, dict(to="modelopt", format="mxfp4", activations="mxfp4"), "can say none"),
+    "activations of floats": (CT, dict(to="plain", activations="nvfp4"), "says nothing of activations"),
+    "recipe of another format": (BASE, dict(to="quark", format="mxfp4", recipe="nvidia"), "does not fit format 'mxfp4'"),
+    "recipe without use": (CT, dict(to="modelopt", recipe="exact"), "nothing is quantized on the way"),
+    "recipe of rows": (BASE, dict(to="modelopt", format="nvfp4", recipe="nvidia_16x16"), "blocks of several rows"),
+    "ignore": (CT, dict(to="modelopt", ignore=["*"]), "quantized already"),
+    "all ignored": (BASE, dict(to="quark", format="mxfp4", ignore=["*"]), "nothing to quantize"),
+    "shard size": (CT, dict(to="modelopt", shard_size=0), "shard_size"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_done_is_refused_before_anything_is_written(case, tmp_path):
+    path, asked, message = REFUSED[case]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        convert_checkpoint(path, tmp_path / "out", **asked)
+    assert list(tmp_path.iterdir()) == []
+
+
+BROKEN = {
+    "short blocks": ({f"{EXPERT}.up_proj.weight": torch.zeros(8, 40)}, "has 40 elements a row: mxfp4 takes multiples of 32"),
+    "float64": ({f"{EXPERT}.up_proj.weight": torch.zeros(8, 64, dtype=torch.float64)}, "is F64: expected F32, F16, BF16"),
+    "codes of no weight": ({"x": torch.zeros(8, 64).to(torch.float8_e4m3fn)}, "x is F8_E4M3 and no block-scaled weight"),
+    "two of one name": (
+        {"a.experts.0.w1.weight": torch.zeros(8, 64), "a.experts.0.gate_proj.weight": torch.zeros(8, 64)},
+        "would be written twice",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_source_that_cannot_be_converted_is_refused_by_name(case, tmp_path):
+    found, message = BROKEN[case]
+    path = copy(BASE, tmp_path / "c", lambda t: t.update(found), {"model_type": "mixtral"})
+    with pytest.raises(ValueError, match=message):
+        convert_checkpoint(path, tmp_path / "out", to="compressed-tensors", format="mxfp4")
+    assert [file.name for file in tmp_path.iterdir()] == ["c"]
+
+
+def test_short_blocks_that_are_there_already_are_taken_over(tmp_path, rng):
+    q = mxref.quantize(torch.from_numpy(rng.standard_normal((4, 40), dtype="float32")), "mxfp4")
+    path = mxfp4_checkpoint(tmp_path / "in", q.scales.tolist(), q.codes)
+    convert_checkpoint(path, tmp_path / "out", to="modelopt")
+    assert_same_bits(load_checkpoint(tmp_path / "out")["m.q_proj.weight"].tensor.packed, q.packed)
+    with pytest.raises(ValueError, match="has 40 elements a row"):
+        convert_checkpoint(path, tmp_path / "other", to="modelopt", format="mxfp8_e4m3")
+
+
+def test_rotated_weights_and_a_kv_cache_are_not_passed_over(tmp_path):
+    quantization = config(CT)["quantization_config"]
+    rotated = {"quantization_config": quantization | {"transform_config": {"config_groups": {"R1": {}}}}}
+    with pytest.raises(ValueError, match="stored rotated"):
+        convert_checkpoint(copy(CT, tmp_path / "r", config=rotated), tmp_path / "out", to="modelopt")
+    cached = {"quantization_config": quantization | {"kv_cache_scheme": {"num_bits": 8}}}
+    conversion = convert_checkpoint(copy(CT, tmp_path / "k", config=cached), tmp_path / "out", to="modelopt")
+    assert conversion.notes == ("what the config says of the KV cache is not carried over",)
+
+
+# what other readers make of it
+
+
+@pytest.mark.parametrize("to_format", ["nvfp4", "mxfp4", "mxfp8_e4m3"])
+@pytest.mark.parametrize("source", [BASE, MODELOPT, QUARK, GPT_OSS], ids=shown)
+def test_compressed_tensors_reads_what_is_written(source, to_format, tmp_path):
+    pytest.importorskip("compressed_tensors")
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationConfig
+
+    convert_checkpoint(source, tmp_path / "out", to="compressed-tensors", format=to_format)
+    given = config(tmp_path / "out")["quantization_config"]
+    read = QuantizationConfig.model_validate(given)
+    (scheme,) = read.config_groups.values()
+    compressor = BaseCompressor.get_value_from_registry(read.format)
+    found, ours = tensors(tmp_path / "out"), load_checkpoint(tmp_path / "out")
+    assert ours.quantized
+    for name in ours.quantized:
+        module = name.removesuffix(".weight")
+        state = {key.rpartition(".")[2]: value for key, value in found.items() if key.rpartition(".")[0] == module}
+        assert not read.ignore or module not in read.ignore
+        values = compressor.decompress(state, scheme)["weight"]
+        assert_same_bits(values, mxref.dequantize(ours[name].tensor, values.dtype), name)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("modelopt") is None, reason="nvidia-modelopt is not installed")
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "mxfp8_e4m3"])
+@pytest.mark.parametrize("source", [BASE, CT, QUARK], ids=shown)
+def test_modelopt_reads_what_is_written(source, format, tmp_path):
+    from modelopt.torch.quantization.qtensor import MXFP4QTensor, MXFP8QTensor, NVFP4QTensor
+
+    kinds = {"nvfp4": NVFP4QTensor, "mxfp4": MXFP4QTensor, "mxfp8_e4m3": MXFP8QTensor}
+    convert_checkpoint(source, tmp_path / "out", to="modelopt", format=format)
+    found, ours = tensors(tmp_path / "out"), load_checkpoint(tmp_path / "out")
+    for name in ours.quantized:
+        q, module = ours[name].tensor, name.removesuffix(".weight")
+        scales = {"scale": found[f"{module}.weight_scale"], "double_scale": found.get(f"{module}.weight_scale_2")}
+        stored = kinds[format](torch.Size(q.shape), torch.float32, found[name])
+        values = stored.dequantize(torch.float32, **scales, block_sizes={-1: q.format.block_size})
+        assert_same_bits(values + 0.0, mxref.dequantize(q) + 0.0, name)  # it reads NVFP4's -0 as +0
+
+
+# files
+
+
+def test_shards_are_written_in_order_and_read_back_the_same(tmp_path):
+    one = convert_checkpoint(BASE, tmp_path / "one", to="quark", format="mxfp4")
+    many = convert_checkpoint(BASE, tmp_path / "many", to="quark", format="mxfp4", shard_size=3000)
+    assert one.files == ("model.safetensors",) and len(many.files) > 3 and one.bytes == many.bytes
+    whole, index = tensors(tmp_path / "one"), json.loads((tmp_path / "many" / INDEX).read_text())
+    assert index["metadata"]["total_size"] == sum(t.numel() * t.itemsize for t in whole.values()) == one.bytes
+    assert set(index["weight_map"]) == set(whole) and set(index["weight_map"].values()) == set(many.files)
+    for file in many.files:
+        held = load_file(tmp_path / "many" / file)
+        size = sum(t.numel() * t.itemsize for t in held.values())
+        assert size <= 3000 or len(held) == 1
+        with safe_open(tmp_path / "many" / file, "pt") as opened:
+            assert opened.metadata() == {"format": "pt"}
+        for name, tensor in held.items():
+            assert index["weight_map"][name] == file
+            assert_same_bits(tensor, whole[name], name)
+
+
+def test_every_tensor_is_read_once_wherever_it_lies(tmp_path, monkeypatch):
+    path = copy(BASE, tmp_path / "c")
+    shard(path, lambda name: 1 + (sum(name.encode()) % 3))  # gate and up, q and k and v, in different files
+    reads, read = [], Shards.read
+    monkeypatch.setattr(Shards, "read", lambda self, name: reads.append(name) or read(self, name))
+    convert_checkpoint(path, tmp_path / "out", to="modelopt", format="nvfp4")
+    assert sorted(reads) == sorted(load_file(BASE / "model.safetensors"))
+    convert_checkpoint(BASE, tmp_path / "whole", to="modelopt", format="nvfp4")
+    expected, found = tensors(tmp_path / "whole"), tensors(tmp_path / "out")
+    for name in expected:
+        assert_same_bits(found[name], expected[name], name)
+
+
+def test_reading_a_copy_and_reading_what_is_mapped_give_the_same(tmp_path):
+    every = {str(dtype): torch.ones(3, 2).to(dtype) for dtype in (torch.float16, torch.float8_e5m2, torch.int64, torch.bool)}
+    every |= {"scalar": torch.tensor(2.5), "empty": torch.empty(0, 4), "u16": torch.ones(2, dtype=torch.uint16)}
+    save_file(every, tmp_path / "model.safetensors")
+    shards = Shards([tmp_path / "model.safetensors"])
+    for name, expected in every.items():
+        for tensor in (shards.read(name), shards.copying().read(name)):
+            assert tensor.dtype == expected.dtype and tensor.shape == expected.shape
+            assert torch.equal(
+                tensor.view(torch.uint8) if tensor.numel() and tensor.ndim else tensor.float(),
+                expected.view(torch.uint8) if tensor.numel() and tensor.ndim else expected.float(),
+            )
+
+
+def leftovers(folder):
+    return sorted(file.name for file in folder.iterdir())
+
+
+def test_what_fails_on_the_way_leaves_nothing(tmp_path):
+    def fail(label, done, total):
+        if done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert_checkpoint(BASE, tmp_path / "out", to="quark", format="mxfp4", on_progress=fail)
+    assert leftovers(tmp_path) == []
+    convert_checkpoint(BASE, tmp_path / "out", to="quark", format="mxfp4")
+    before = tensors(tmp_path / "out")
+    with pytest.raises(KeyboardInterrupt):
+        convert_checkpoint(BASE, tmp_path / "out", to="quark", format="mxfp6_e2m3", force=True, on_progress=fail)
+    assert leftovers(tmp_path) == ["out"] and load_checkpoint(tmp_path / "out").formats == ("mxfp4",)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in tensors(tmp_path / "out").items())
+
+
+def test_out_is_replaced_only_by_force_and_only_if_it_is_a_checkpoint(tmp_path):
+    out = tmp_path / "out"
+    convert_checkpoint(BASE, out, to="quark", format="mxfp4", shard_size=6000)
+    with pytest.raises(ValueError, match="exists: force replaces it"):
+        convert_checkpoint(BASE, out, to="quark", format="mxfp6_e2m3")
+    convert_checkpoint(BASE, out, to="quark", format="mxfp6_e2m3", force=True)
+    assert load_checkpoint(out).formats == ("mxfp6_e2m3",) and not (out / INDEX).exists()
+    assert leftovers(tmp_path) == ["out"]
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "letter").write_text("dear")
+    (tmp_path / "link").symlink_to(out)
+    (tmp_path / "file").write_text("")
+    for name in ("home", "link", "file"):
+        with pytest.raises(ValueError, match="force replaces no"):
+            convert_checkpoint(BASE, tmp_path / name, to="quark", format="mxfp4", force=True)
+    for inside in (out, out / "model.safetensors"):
+        with pytest.raises(ValueError, match="holds the source itself"):
+            convert_checkpoint(inside, out, to="quark", format="mxfp6_e2m3", force=True)
+    with pytest.raises(ValueError, match="its directory does not exist"):
+        convert_checkpoint(BASE, tmp_path / "no" / "where", to="quark", format="mxfp4")
+
+
+WAITING = """
+import sys, time
+import mxref.checkpoints
+from mxref.cli import run
+convert = mxref.checkpoints.convert_checkpoint
+def wait(label, done, total):
+    if done == 4:
+        print("waiting", flush=True)
+        time.sleep(60)
+mxref.checkpoints.convert_checkpoint = lambda *given, on_progress, **others: convert(*given, on_progress=wait, **others)
+run()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_run_leaves_no_checkpoint(number, tmp_path):
+    pytest.importorskip("typer")
+    arguments = ["convert", str(BASE), "--to", "quark", "--format", "mxfp4", "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-c", WAITING, *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        assert process.stdout.readline() == "waiting\n"
+        assert len(leftovers(tmp_path)) == 1  # a part, under another name
+        process.send_signal(number)
+        assert process.wait(timeout=60) != 0
+    finally:
+        process.kill()
+        process.stdout.close()
+    assert not (tmp_path / "out").exists()
+    assert number == signal.SIGKILL or leftovers(tmp_path) == []
+
+
+@pytest.mark.skipif(os.name != "posix", reason="file sizes are limited as POSIX does it")
+def test_a_disk_that_takes_no_more_leaves_nothing(tmp_path):
+    script = f"""
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+from mxref.checkpoints import convert_checkpoint
+resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
+try:
+    convert_checkpoint({str(BASE)!r}, {str(tmp_path / "out")!r}, to="quark", format="mxfp4")
+except OSError as refusal:
+    print(refusal)
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "File too large" in result.stdout and leftovers(tmp_path) == []
+
+
+def test_a_source_that_ends_early_is_refused(tmp_path):
+    path = copy(CT, tmp_path / "c")
+    whole = (path / "model.safetensors").read_bytes()
+    (path / "model.safetensors").write_bytes(whole[:-100])
+    with pytest.raises(CheckpointError, match="no safetensors file"):
+        convert_checkpoint(path, tmp_path / "out", to="modelopt")
+    (path / "model.safetensors").write_bytes(whole)
+
+    def cut(label, done, total):
+        os.truncate(path / "model.safetensors", len(whole) - 4000)
+
+    with pytest.raises(CheckpointError, match="cannot be read: the file ends before its tensors do"):
+        convert_checkpoint(path, tmp_path / "out", to="modelopt", on_progress=cut)
+    assert leftovers(tmp_path) == ["c"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the high-water mark is reset as Linux does it")
+def test_memory_holds_a_weight_and_never_a_shard(tmp_path):
+    """100 MB in two shards of 4 MB weights: what is resident grows by less than one shard, reading, quantizing, writing."""
+    generator, listed = torch.Generator().manual_seed(0), {}
+    for part in range(2):
+        named = {f"model.layers.{i}.mlp.up_proj.weight" for i in range(12 * part, 12 * part + 12)}
+        found = {name: torch.randn(1024, 2048, generator=generator).bfloat16() for name in named}
+        save_file(found, tmp_path / f"model-{part}.safetensors")
+        listed |= dict.fromkeys(found, f"model-{part}.safetensors")
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": listed}))
+    script = f"""
+import torch
+torch.set_num_threads(1)
+from mxref.checkpoints import convert_checkpoint, load_checkpoint
+def status(key):
+    return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith(key))
+def peak(call):
+    open("/proc/self/clear_refs", "w").write("5")  # the high-water mark becomes what is resident now
+    before = status("VmRSS")
+    call()
+    return status("VmHWM") - before
+def load(path):
+    for weight in load_checkpoint(path).streamed().values():
+        pass
+convert_checkpoint({str(BASE)!r}, {str(tmp_path / "warm")!r}, to="quark", format="mxfp4")
+print(peak(lambda: convert_checkpoint({str(tmp_path)!r}, {str(tmp_path / "out")!r}, to="quark", format="mxfp4")))
+print(peak(lambda: load({str(tmp_path / "out")!r})))
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    shard_bytes = 12 * 1024 * 2048 * 2
+    convert, load = (int(line) for line in result.stdout.split())
+    assert convert < shard_bytes and load < shard_bytes / 4, f"{convert / 2**20:.1f} and {load / 2**20:.1f} MiB"
+
+
+# the command
+
+
+@pytest.fixture
+def convert():
+    pytest.importorskip("typer")
+    from typer.testing import CliRunner
+
+    from mxref.cli import app
+
+    return lambda *arguments: CliRunner().invoke(app, ["convert", *map(str, arguments)])
+
+
+def test_the_command_converts_and_says_what_changed(convert, tmp_path):
+    result = convert(CT, "--to", "modelopt", "--out", tmp_path / "out", "--json", tmp_path / "r.json")
+    assert result.exit_code == 0 and "turned" in result.stdout and f"{EXPERT}.down_proj.weight" in result.stdout
+    record = json.loads((tmp_path / "r.json").read_text())
+    assert (record["source"], record["target"]) == ("compressed-tensors w_nvfp4_a_nvfp4", "modelopt w_nvfp4_a_nvfp4")
+    assert record["lossless"] is False and len(record["weights"]) == 6
+    assert {"name", "how", "changed", "max_error", "rms_error", "outside", "input_error"} <= set(record["weights"][0])
+    again = json.loads(convert(CT, "--to", "modelopt", "--out", tmp_path / "out", "--force", "--json", "-").stdout)
+    assert again == record
+
+
+def test_the_command_ends_in_1_where_scales_do_not_reach(convert, tmp_path):
+    path = mxfp4_checkpoint(tmp_path / "in", [[140, 100]])
+    result = convert(path, "--to", "modelopt", "--format", "nvfp4", "--out", tmp_path / "out")
+    assert result.exit_code == 1 and (tmp_path / "out").exists()
+
+
+def test_the_command_ends_in_2_on_bad_use_and_writes_nothing(convert, tmp_path):
+    out = tmp_path / "out"
+    cases = [
+        ("nowhere", "--to", "quark", "--out", out),
+        (BASE, "--to", "awq", "--out", out),
+        (BASE, "--to", "quark", "--format", "mxfp4", "--out", out, "--shard-size", "big"),
+        (BASE, "--to", "quark", "--format", "mxfp4", "--out", out, "--backend", "none such"),
+        (BASE, "--to", "quark", "--format", "mxfp4", "--out", tmp_path / "no" / "where"),
+        (BASE, "--to", "quark", "--format", "mxfp4", "--out", out, "--json", tmp_path / "no" / "where.json"),
+    ]
+    for arguments in cases:
+        result = convert(*arguments)
+        assert result.exit_code == 2 and result.stderr.startswith("error: ") and leftovers(tmp_path) == [], arguments
+
+
+def test_the_command_leaves_losses_unmeasured_if_asked(convert, tmp_path):
+    arguments = (
+        BASE,
+        "--to",
+        "quark",
+        "--format",
+        "mxfp4",
+        "--out",
+        tmp_path / "out",
+        "--no-losses",
+        "--activations",
+        "none",
+    )
+    result = convert(*arguments)
+    assert result.exit_code == 0 and "not measured" in result.stdout
+    assert load_checkpoint(tmp_path / "out").scheme == "w_mxfp4"
