@@ -409,20 +409,18 @@ def fixed_and_policy(block: BlockFormat, top: str = "../") -> str:
     overflows = f"**`{recipe.overflow}`**" + ("" if saturates else " of " + ", ".join(f"`{name}`" for name in OVERFLOWS))
     searches = ", ".join(f"`{s}`" for s in SEARCHES if (s == "mse") != block.tensor_scale or s == "none")
     mx = not block.tensor_scale
-    must_round = (
-        "to nearest even must be offered (5.3)"
-        if block.element.bits < 8 or block.element.kind == "integer"
-        else "as OFP8 says"
-    )
-    overflow = (
-        "saturates (5.3)" if block.element.specials == "none" else "saturating and not saturating are both offered (OFP8)"
-    )
+    if block.element.specials != "none":
+        must_round, must_clip = "as OFP8 says", "saturating and not saturating are both offered (OFP8)"
+    elif mx:
+        must_round, must_clip = "to nearest even must be offered (5.3)", "saturates (5.3)"
+    else:
+        must_round, must_clip = "open; PTX's `cvt.rn` rounds to nearest even", "open; PTX's `cvt` saturates"
     dash = "open"
     rows = [
         ("what an element's code means", block.element.source, "-"),
         ("what a scale's code means", block.scale.source + ("; the sign bit must be 0" if block.tensor_scale else ""), "-"),
         ("block size", f"{block.block_size} ({block.source})", "`block_rows`: 1; 16 gives 16 x 16 blocks"),
-        ("a NaN scale", "the whole block is NaN" + (" (4)" if mx else ""), "-"),
+        ("a NaN scale", "the whole block is NaN" + (" (5.1)" if mx else ""), "-"),
         (
             "how the scale is chosen",
             "recommended, not required: 6.3" if mx else dash,
@@ -430,7 +428,7 @@ def fixed_and_policy(block: BlockFormat, top: str = "../") -> str:
             + (f" of {rules}" if mx else f"; `encode_order`: **`{recipe.encode_order}`** of several"),
         ),
         ("rounding of elements", must_round, f"`rounding`: **`{recipe.rounding}`** of {roundings}"),
-        ("elements too large", overflow, f"`overflow`: {overflows}"),
+        ("elements too large", must_clip, f"`overflow`: {overflows}"),
         ("a block of zeros", dash, f"`zero_block`: **`{recipe.zero_block}`** of `zero_code`, `one`"),
         ("NaN in the input", dash, f"`nan`: **`{recipe.nan}`** of `poison`, `raise`"),
         ("Inf in the input", dash, f"`inf`: **`{recipe.inf}`** of `nan`, `saturate`"),

@@ -19,17 +19,18 @@ SEED = 20
 
 
 def _recipe(rule: str) -> mxref.Recipe:
-    return next(r for r in RECIPES.values() if r.scale_rule == rule and r.search == "none")
+    """The plainest recipe with that rule."""
+    return replace(RECIPES["ocp"], name=rule, scale_rule=rule)
 
 
 def rule_list() -> str:
-    """Each rule with what it says and the recipe that has it."""
+    """Each rule with what it says and the recipes that have it."""
     rows = []
     for rule, function in EXPONENT_RULES.items():
-        recipe = _recipe(rule)
         words, _, source = " ".join(function.__doc__.split()).partition(" Source: ")
-        rows.append((f"`{rule}`", words, source.rstrip("."), f"`{recipe.name}`"))
-    return table(("rule", "exponent of the scale", "source", "recipe"), rows)
+        names = ", ".join(f"`{r.name}`" for r in RECIPES.values() if r.scale_rule == rule)
+        rows.append((f"`{rule}`", words.rstrip("."), source.rstrip("."), names))
+    return table(("rule", "exponent of the scale", "source", "recipes"), rows)
 
 
 def rule_bytes(format: str = "mxfp4", amaxes: tuple[float, ...] = AMAXES) -> str:
@@ -56,25 +57,29 @@ def rule_thresholds() -> str:
 
 
 def _threshold(rule: str, element: mxref.ElementFormat) -> str:
-    """Found by trying every significand of ten bits, and one ulp above each."""
-    significands = torch.arange(1024, 2048) / 1024
-    candidates = torch.stack([significands, torch.nextafter(significands, torch.tensor(2.0))], dim=1).flatten()
-    exponents = EXPONENT_RULES[rule](candidates.view(torch.int32), element) + element.emax
-    if not (exponents == 1).any():
-        return "never"
-    first = candidates[exponents == 1][0]
-    at = candidates[exponents == 0][-1]
-    return f"from {exact(float(first))}" if float(first * 1024) == int(first * 1024) else f"above {exact(float(at))}"
+    """What a rule adds to the exponent of amax minus emax, and from which significand on.
+
+    Found by trying every significand of ten bits, and one ulp above each.
+    """
+    plain = torch.arange(1024, 2048) / 1024
+    tried = torch.stack([plain, torch.nextafter(plain, torch.tensor(2.0))], dim=1).flatten()
+    added = (EXPONENT_RULES[rule](tried.view(torch.int32), element) + element.emax).tolist()
+    parts = [f"{added[0]:+d}" if added[0] else "0"]
+    for i in range(1, len(added)):
+        if added[i] != added[i - 1]:
+            where = f"from {exact(float(tried[i]))}" if i % 2 == 0 else f"above {exact(float(tried[i - 1]))}"
+            parts.append(f"{added[i]:+d} {where}" if added[i] else f"0 {where}")
+    return ", ".join(parts)
 
 
 def saturation(format: str = "mxfp4") -> str:
     """For each rule, where the maximum of a block lands among the element's values, over one binade of amax."""
     element = BLOCK_FORMATS[format].element
-    width, height, left, gap = 172, 150, 34, 16
+    width, height, left, gap, across = 172, 150, 34, 16, 4
     top_value = 2.0 ** (element.emax + 1)
     shapes = []
     for i, rule in enumerate(EXPONENT_RULES):
-        x0, y0 = left + i * (width + gap), 34
+        x0, y0 = left + i % across * (width + gap), 34 + i // across * (height + 54)
 
         def place(significand: float, value: float, x0=x0, y0=y0) -> tuple[float, float]:
             return x0 + (significand - 1) * width, y0 + (1 - value / top_value) * height
@@ -92,14 +97,14 @@ def saturation(format: str = "mxfp4") -> str:
             runs[-1].append(place(significand, value))
         shapes += [path(run, "first") for run in runs]
         shapes.append(text(x0 + width / 2, y0 - 12, rule))
+        if i % across == 0:
+            labels = (limit + 4, exact(element.max)), (y0 + height, "0")
+            shapes += [text(left - 6, y, label, "end", "small") for y, label in labels]
         shapes.append(text(x0, y0 + height + 16, "1", "start", "small"))
         shapes.append(text(x0 + width, y0 + height + 16, "2", "end", "small"))
-    shapes += [
-        text(left - 6, limit + 4, exact(element.max), "end", "small"),
-        text(left - 6, 34 + height, "0", "end", "small"),
-    ]
     caption = f"{format}: amax over its scale (up) against amax's significand (across); above the dashed line it saturates"
-    return figure(caption, left + 4 * (width + gap), 34 + height + 28, shapes, least=620)
+    rows = -(-len(EXPONENT_RULES) // across)
+    return figure(caption, left + across * (width + gap), 6 + rows * (height + 54), shapes, least=620)
 
 
 def _data() -> dict[str, torch.Tensor]:

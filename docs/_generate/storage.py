@@ -1,13 +1,14 @@
 """Bytes: nibbles, FP6 streams, the tile of scales, logical and stored shapes, and the checkpoints of each tool."""
 
 import re
+from dataclasses import replace
 
 import torch
 
 import mxref
 from docs._generate.drawing import box, figure, text
 from docs._generate.markdown import hexadecimal, table
-from mxref.checkpoints.dialects import DIALECTS
+from mxref.checkpoints.dialects import DIALECTS, Layout
 from mxref.formats import BLOCK_FORMATS
 from mxref.packing import _TILE_COLUMNS, _TILE_ROWS, LAYOUTS
 
@@ -153,39 +154,30 @@ def float4_shape() -> str:
 
 def dialects() -> str:
     """Every layout of a weight that the checkpoint reader knows."""
+    scale_layouts: dict[tuple[str, Layout], list[str]] = {}  # of layouts that differ in nothing else
+    for dialect, known in DIALECTS.items():
+        for layout in known:
+            scale_layouts.setdefault((dialect, replace(layout, scale_layout="linear")), []).append(layout.scale_layout)
     rows = []
-    for dialect, layouts_ in DIALECTS.items():
-        for layout in layouts_:
-            order = (
-                "axis -2 packed"
-                if layout.axis == -2
-                else "blocks apart: [..., blocks, bytes]"
-                if layout.code_blocks
-                else "rows, low bits first"
+    for (dialect, layout), stored in scale_layouts.items():
+        scales = [f"`…{layout.tensor_scale}`: **{layout.direction}**"] if layout.tensor_scale else []
+        scales += [f"`…{layout.input_scale}`, of activations"] if layout.input_scale else []
+        rows.append(
+            (
+                dialect,
+                layout.format,
+                f"`…{layout.codes}`\n{layout.codes_dtype}",
+                f"`…{layout.scales}`\n{' or '.join(layout.scales_dtype)}",
+                "\n".join(scales) or "-",
+                f"{_order(layout)}\n" + " or ".join(f"`{name}`" for name in stored),
+                f"`{layout.recipe}`",
             )
-            tensor = f"`…{layout.tensor_scale}` {layout.direction}" if layout.tensor_scale else "-"
-            rows.append(
-                (
-                    dialect,
-                    layout.format,
-                    f"`…{layout.codes}` {layout.codes_dtype}",
-                    f"`…{layout.scales}` {' or '.join(layout.scales_dtype)}",
-                    tensor,
-                    f"`…{layout.input_scale}`" if layout.input_scale else "-",
-                    order,
-                    f"`{layout.scale_layout}`",
-                    f"`{layout.recipe}`",
-                )
-            )
-    header = (
-        "dialect",
-        "format",
-        "codes",
-        "block scales",
-        "tensor scale, direction",
-        "activation scale",
-        "order of codes",
-        "scale layout",
-        "read as recipe",
-    )
+        )
+    header = ("dialect", "format", "codes", "block scales", "tensor scales: direction", "codes; scales", "read as recipe")
     return table(header, rows)
+
+
+def _order(layout: Layout) -> str:
+    if layout.code_blocks:
+        return "[..., blocks, bytes]"
+    return "packed along axis -2" if layout.axis == -2 else "rows"
