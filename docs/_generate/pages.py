@@ -6,10 +6,12 @@ runs in a folder that holds nothing but the repository's `tests`. A fence that s
 """
 
 import contextlib
+import functools
 import io
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -72,20 +74,45 @@ def console(command: str) -> str:
     return listing(f"$ {command}\n{printed.getvalue()}")
 
 
-def kernel_console(command: str) -> str:
-    """`console` in a process of its own that has the example kernel installed."""
-    with tempfile.TemporaryDirectory() as folder:
-        package, site = Path(folder) / "package", Path(folder) / "site"
-        package.mkdir()
+@functools.cache
+def installed_example() -> tempfile.TemporaryDirectory:
+    """A folder that pip has installed the example kernel into, once."""
+    site = tempfile.TemporaryDirectory()
+    with tempfile.TemporaryDirectory() as package:  # a copy: building leaves files behind
         for name in ("pyproject.toml", "example_kernel.py"):
-            (package / name).write_text((DOCS / "example_kernel" / name).read_text(encoding="utf-8"), encoding="utf-8")
-        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), str(package)]
+            shutil.copy(DOCS / "example_kernel" / name, package)
+        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", site.name, package]
         subprocess.run(install, check=True, capture_output=True)
-        path = os.pathsep.join(filter(None, [str(site), str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    return site
+
+
+def kernel_console(command: str, fault: tuple[str, str] = ("", ""), lines: int | None = None) -> str:
+    """`console` in a process of its own that has the example kernel installed, with `fault[0]` in it become `fault[1]`.
+
+    `lines`: how many lines of its output are shown; None: all.
+    """
+    with tempfile.TemporaryDirectory() as site:
+        shutil.copytree(installed_example().name, site, dirs_exist_ok=True)
+        kernel = Path(site) / "example_kernel.py"
+        if fault[0]:
+            kernel.write_text(kernel.read_text(encoding="utf-8").replace(*fault), encoding="utf-8")
+        path = os.pathsep.join(filter(None, [site, str(ROOT), os.environ.get("PYTHONPATH", "")]))
         run = [sys.executable, "-m", *shlex.split(command)]
-        environment = {**os.environ, "PYTHONPATH": path}
-        result = subprocess.run(run, capture_output=True, text=True, check=True, env=environment)
-    return listing(f"$ {command}\n{result.stdout}")
+        result = subprocess.run(run, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+    if result.returncode != (1 if fault[0] else 0):
+        raise RuntimeError(f"{command}: exit code {result.returncode}\n{result.stdout}{result.stderr}")
+    printed = result.stdout.splitlines()
+    cut = [] if lines is None or len(printed) <= lines else ["..."]
+    return listing("\n".join([f"$ {command}", *printed[:lines], *cut]))
+
+
+def command_line() -> str:
+    """The help of `mxref` and of each of its commands."""
+    names = [command.name or command.callback.__name__ for command in app.registered_commands]
+    parts = [console("mxref --help")]
+    for name in names:
+        parts += [f"## mxref {name}", console(f"mxref {name} --help")]
+    return "\n\n".join(parts)
 
 
 def file(path: str, language: str = "python") -> str:
@@ -106,6 +133,7 @@ NAMES = {
     "storage": storage,
     "console": console,
     "kernel_console": kernel_console,
+    "command_line": command_line,
     "file": file,
     "exact": markdown.exact,
     "hex": markdown.hexadecimal,

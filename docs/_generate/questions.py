@@ -18,6 +18,8 @@ QUESTIONS = (
     ("What does tl.dot_scaled need?", "what-tl-dot-scaled-needs", "matmul/hardware.md", "What hardware does differently"),
     ("What is in an MXINT8 byte?", "mxint8", "formats/mxint8.md", "MXINT8"),
     ("How many bits is a weight?", "bits-per-weight", "formats.md", "Block formats"),
+    ("What becomes of NaN, Inf, -0 and zeros?", "special-values", "formats.md", "Block formats"),
+    ("Which axis, and what of a short tail?", "axis-and-tail", "tutorials/quantize.md", "Quantize and look"),
 )
 
 
