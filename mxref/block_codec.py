@@ -9,7 +9,8 @@ from math import isqrt
 import torch
 from einops import rearrange
 
-from mxref.elements import INF_BITS, MAGNITUDE_MASK, decode_codes, reciprocal, round_to_codes, sum_in_order
+from mxref.elements import INF_BITS, MAGNITUDE_MASK, decode_codes, reciprocal, round_to_codes, total_error
+from mxref.faults import Blocks, after
 from mxref.formats import BlockFormat
 from mxref.orders import DECODE_ORDERS, ENCODE_ORDERS, TensorScale, encode_quotient
 from mxref.recipes import Hadamard, Recipe
@@ -19,20 +20,23 @@ from mxref.scales import scale_codes
 def encode_blocks(
     x: torch.Tensor, format: BlockFormat, recipe: Recipe, tensor: TensorScale, random_words: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes `[n, b]` and scale codes `[n]`, both int32, of float32 blocks `[n, b]` that the recipe's transform has been
+    """Codes `[n, b]` and scale codes `[n]`, both int32, of blocks `[n, b]` that the recipe's transform has been
     applied to. `tensor`: one tensor scale a block, 1 where there is none.
     """
+    dtype, x = x.dtype, x.float()
     amax = (x.view(torch.int32) & MAGNITUDE_MASK).amax(-1)  # as bits: exact, and NaN is the largest of all
+    blocks = Blocks(x, dtype, amax, format, recipe, tensor)
     poisoned = amax >= INF_BITS if recipe.inf == "nan" else amax > INF_BITS
     amax = amax.masked_fill(poisoned, 0)
     x = torch.where(poisoned[:, None], 0.0, x)
 
     best = None
-    for _, scales in scale_candidates(amax, format, recipe, tensor):
-        codes = _element_codes(x, scales, format, recipe, tensor, random_words)
+    for _, scales in scale_candidates(amax, format, recipe, tensor, dtype):
+        scales = after("scales", recipe.faults, scales, blocks)
+        codes = _element_codes(x, scales, format, recipe, tensor, random_words, blocks)
         if recipe.search != "none":
-            difference = x - decode_blocks(codes, scales, format, recipe, tensor.stored)
-            error = sum_in_order(difference.abs() if recipe.search.endswith("mae") else difference * difference, dim=1)
+            decoded = decode_blocks(codes, scales, format, recipe, tensor.stored)
+            error = after("error", recipe.faults, total_error(x - decoded, recipe.search), codes, scales, blocks)
             if best is not None:
                 wins = error < best[2]
                 codes = torch.where(wins[:, None], codes, best[0])
@@ -41,7 +45,7 @@ def encode_blocks(
 
     if recipe.zero_block == "one":
         scales = torch.where(amax == 0, format.scale.positive.index(1.0), scales)
-    return codes, scales.masked_fill(poisoned, format.scale.nan_code)
+    return after("blocks", recipe.faults, (codes, scales.masked_fill(poisoned, format.scale.nan_code)), blocks)
 
 
 def decode_blocks(
@@ -49,21 +53,27 @@ def decode_blocks(
 ) -> torch.Tensor:
     """Float32 values `[n, b]` of codes `[n, b]`, scale codes `[n]` and tensor scales `[n]`: one product an element."""
     factor = DECODE_ORDERS[recipe.decode_order](decode_codes(scales, format.scale), stored)
-    return decode_codes(codes, format.element) * factor[:, None]
+    factor = after("factor", recipe.faults, factor, scales)
+    return after("values", recipe.faults, decode_codes(codes, format.element) * factor[:, None])
 
 
 def scale_candidates(
-    amax: torch.Tensor, format: BlockFormat, recipe: Recipe, tensor: TensorScale
+    amax: torch.Tensor, format: BlockFormat, recipe: Recipe, tensor: TensorScale, dtype: torch.dtype = torch.float32
 ) -> Iterator[tuple[float, torch.Tensor]]:
-    """(what multiplies the scale, scale codes `[n]`) to try for amax bits `[n]`, in the order in which ties are decided."""
+    """(what multiplies the scale, scale codes `[n]`) to try for amax bits `[n]`, in the order in which ties are decided.
+
+    `dtype`: the input's.
+    """
     if recipe.scale_rule == "amax":
         order, largest = ENCODE_ORDERS[recipe.encode_order], amax.view(torch.float32)
+        element_max = recipe.element_max or format.element.max
+        largest = largest.to(dtype) if recipe.amax_dtype == "input" else largest
         for stretch in (1.0, 1.5) if recipe.search.startswith("four_over_six") else (1.0,):
             if order.block_scale is None:
-                yield stretch, encode_quotient(largest, format.element.max / stretch * tensor.stored.double(), format.scale)
+                yield stretch, encode_quotient(largest, element_max / stretch * tensor.stored.double(), format.scale)
             else:
-                raw = order.block_scale(largest, tensor, format.element.max) * stretch
-                yield stretch, round_to_codes(raw.clamp(max=format.scale.max), format.scale)
+                raw = order.block_scale(largest, tensor, element_max) * stretch
+                yield stretch, round_to_codes(raw.clamp(min=recipe.scale_min, max=format.scale.max), format.scale)
         return
     scales = scale_codes(amax, format.element, format.scale, recipe.scale_rule)
     scales = scales.masked_fill(amax == INF_BITS, format.scale.max_code)
@@ -74,18 +84,18 @@ def scale_candidates(
 
 
 def _element_codes(
-    x: torch.Tensor, scales: torch.Tensor, format: BlockFormat, recipe: Recipe, tensor: TensorScale, random_words
+    x: torch.Tensor, scales: torch.Tensor, format: BlockFormat, recipe: Recipe, tensor: TensorScale, random_words, blocks
 ) -> torch.Tensor:
     """Int32 codes `[n, b]` of blocks `[n, b]`, whose scale codes are chosen."""
     scale = decode_codes(scales, format.scale)
     order = ENCODE_ORDERS[recipe.encode_order]
     if format.scale.is_power_of_two:
-        multiplier = reciprocal(scale)  # exact, and so are products, but for those below 2^-126
-    elif order.multiplier is None:
+        quotient = x * reciprocal(scale)[:, None]  # exact, but for products below 2^-126
+    elif order.block_scale is None:
         return encode_quotient(x, (scale.double() * tensor.stored.double())[:, None], format.element)
     else:
-        multiplier = order.multiplier(scale, tensor)
-    quotient = x * multiplier[:, None]
+        quotient = order.quotient(x, scale, tensor)
+    quotient = after("quotient", recipe.faults, quotient, scales, blocks)
     if not format.scale.is_power_of_two:
         if recipe.inf == "saturate" or recipe.encode_order != "nvidia":  # else both factors are finite
             quotient = torch.where(quotient.isnan(), x, quotient)  # 0 * Inf is the 0, Inf * 0 the Inf
@@ -98,7 +108,7 @@ def _element_codes(
         codes.masked_fill_(quotient == 0, 0)
     elif recipe.negative_zero == "drop" and format.element.kind == "float":
         codes.masked_fill_(codes & ~format.element.sign_mask == 0, 0)
-    return codes
+    return after("codes", recipe.faults, codes, quotient, scales, blocks)
 
 
 def rotate(x: torch.Tensor, transform: Hadamard | None, axis: int, inverse: bool = False) -> torch.Tensor:

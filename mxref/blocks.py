@@ -11,6 +11,7 @@ import torch
 
 from mxref.block_codec import decode_blocks, encode_blocks, rotate
 from mxref.elements import canonical, check_codes, check_dtype, check_float, check_seed, check_tensor, philox
+from mxref.faults import after
 from mxref.formats import BlockFormat, block_format, check_choice, check_number, check_type
 from mxref.grid import Grid
 from mxref.orders import ENCODE_ORDERS, TensorScale
@@ -323,10 +324,9 @@ class _Plan:
     def encoded(self) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor, torch.Tensor]]:
         """(which blocks, their codes, scale codes, stored tensor scales), at a time what stays in cache."""
         for part in self.grid.chunks():
-            values = self.blocks[part].float()
-            tensor = TensorScale(*(scale[part] for scale in self.tensor_scale))
+            tensor = TensorScale(*(scale[part] for scale in self.tensor_scale if scale is not None))
             words = None if self.random_index is None else philox(self.seed, self.random_index[part])
-            codes, scales = encode_blocks(values, self.format, self.recipe, tensor, words)
+            codes, scales = encode_blocks(self.blocks[part], self.format, self.recipe, tensor, words)
             yield part, codes, scales, tensor.stored
 
 
@@ -344,17 +344,14 @@ class QuantizeCall:
     given_tensor_scale: str | torch.Tensor | None
     seed: int | None
 
-    @property
-    def largest(self) -> float:
-        """What a computed tensor scale maps the largest magnitude to."""
-        return self.format.element.max * (self.recipe.scale_max or self.format.scale.max)
-
     def tensor_scale(self, finite_amax: Callable[[str], torch.Tensor]) -> TensorScale | None:
         """The tensor scale, shaped to broadcast to `x`; `finite_amax` of "per_tensor" ... gives the largest magnitudes."""
         order, given = ENCODE_ORDERS[self.recipe.encode_order], self.given_tensor_scale
-        if isinstance(given, str):
-            return order.from_amax(finite_amax(given), self.largest)
-        return None if given is None else order.given(given)
+        if not isinstance(given, str):
+            return None if given is None else order.given(given)
+        faults, largest, amax = self.recipe.faults, self.recipe.largest(self.format), finite_amax(given)
+        amax = after("tensor_amax", faults, amax.to(self.x.dtype) if self.recipe.amax_dtype == "input" else amax, self.x)
+        return after("tensor_scale", faults, order.from_amax(amax, largest), amax, largest)
 
 
 def check_quantize(x, format, recipe, tensor_scale, axis, seed) -> QuantizeCall:
@@ -389,7 +386,7 @@ def _plan(call: QuantizeCall, row_ids: torch.Tensor | None = None) -> _Plan:
     blocks = grid.to_blocks(rotate(x, recipe.transform, grid.axis))
     scale = call.tensor_scale(lambda granularity: _finite_amax(blocks, granularity, grid))
     one = torch.ones((), device=x.device)
-    scale_of_each_block = TensorScale(*(grid.scales_to_blocks(s) for s in scale or (one, one)))
+    scale_of_each_block = TensorScale(*(grid.scales_to_blocks(s) for s in scale or (one, one) if s is not None))
     index = None
     if recipe.rounding == "stochastic":
         index = torch.arange(x.numel(), device=x.device).reshape(x.shape)

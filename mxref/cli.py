@@ -18,6 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import mxref
+from mxref.faults import FAULTS
 from mxref.formats import BLOCK_FORMATS, ELEMENT_FORMATS, BlockFormat, ElementFormat, block_format
 from mxref.models.report import EvaluationReport, json_text
 from mxref.recipes import RECIPES
@@ -379,15 +380,18 @@ def recipes_command(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="A recipe; none: all of them.")] = None,
     json_file: JsonOption = None,
 ) -> None:
-    """The named recipes; with NAME every choice that it makes."""
+    """The named recipes: what each chooses, and what is wrong in the producer whose bits it gives; with NAME every field."""
     if name is None:
-        table = _table(None, "recipe", "formats", "scale rule", "what it does")
+        table = _table(None, "recipe", "formats", "choice", "faults, of its producer")
+        table.columns[0].no_wrap = True
         for recipe in RECIPES.values():
-            table.add_row(recipe.name, ", ".join(_formats_of(recipe)), recipe.scale_rule, recipe.summary)
+            faults = "\n".join(f"- {summary}" for summary in _recipe_facts(recipe)["faults"].values())
+            table.add_row(recipe.name, ", ".join(_formats_of(recipe)), recipe.summary, faults)
         _deliver(json_file, [_recipe_facts(recipe) for recipe in RECIPES.values()], lambda: _print(table))
     elif name in RECIPES:
         facts = _recipe_facts(RECIPES[name])
-        _deliver(json_file, facts, lambda: _print(_fields_table(name, facts)))
+        shown = facts | {"faults": "\n".join(f"{fault}: {summary}" for fault, summary in facts["faults"].items()) or None}
+        _deliver(json_file, facts, lambda: _print(_fields_table(name, shown)))
     else:
         _fail(f"NAME={name!r}: expected one of {', '.join(RECIPES)}")
 
@@ -406,8 +410,8 @@ def _formats_of(recipe: mxref.Recipe) -> list[str]:
 def _recipe_facts(recipe: mxref.Recipe) -> dict:
     facts = {field.name: getattr(recipe, field.name) for field in fields(recipe)}
     if recipe.scale_rule != "amax":  # these say something of scales with a mantissa only
-        facts |= dict.fromkeys(("encode_order", "decode_order", "scale_max"))
-    return facts
+        facts |= dict.fromkeys(("encode_order", "decode_order", "scale_max", "scale_min", "element_max", "amax_dtype"))
+    return facts | {"faults": {fault: FAULTS[fault].summary for fault in recipe.faults}}
 
 
 @app.command("explain", context_settings={"ignore_unknown_options": True})
@@ -434,6 +438,41 @@ def _number(text: str) -> float:
         return float.fromhex(text) if "0x" in text.lower() else float(text)
     except (ValueError, OverflowError):
         raise ValueError(f"VALUES: {text!r} is no number; expected such as 1.5, -2e-3, 0x1.8p-3, nan, inf") from None
+
+
+@app.command("compare", context_settings={"ignore_unknown_options": True})
+def compare_command(
+    source: Annotated[
+        list[str],
+        typer.Argument(metavar="FILE|VALUES...", help="A .npy, .safetensors or .pt file, or numbers as in explain."),
+    ],
+    recipes: Annotated[str, typer.Option(metavar="A,B", help="The two recipes.")],
+    format: Annotated[
+        str | None, typer.Option(metavar="F", help="A block format (default: the first that both fit).")
+    ] = None,
+    tensor: Annotated[str | None, typer.Option(metavar="NAME", help="Which tensor of a file that holds several.")] = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Where two recipes differ, block by block: scale bytes, codes, decoded values.
+
+    Exit code 0 if nothing differs, 1 if anything does.
+    """
+    import torch
+
+    from mxref.commands.compare import FILE_TYPES, compare_recipes, read_tensor
+
+    path = Path(source[0])
+    with _usage_errors():
+        if len(source) == 1 and path.suffix in FILE_TYPES:
+            x = read_tensor(path, tensor)
+        elif tensor is not None:
+            raise ValueError(f"--tensor={tensor!r} needs a file that ends in {', '.join(FILE_TYPES)}")
+        else:
+            x = torch.tensor([_number(value) for value in source])
+        comparison = compare_recipes(x, _names(recipes), format)
+    _deliver(json_file, comparison, lambda: print(comparison))
+    if not comparison.equal:
+        raise typer.Exit(NEGATIVE)
 
 
 @app.command("kernels")

@@ -13,7 +13,7 @@ import torch
 from mxref.formats import FLOAT_BIAS, FLOAT_MANTISSA_BITS, ElementFormat, check_choice, check_number, element_format
 from mxref.registry import op, op_without_gradient
 
-ROUNDINGS = ("nearest_even", "toward_zero", "ties_away", "away_from_zero", "stochastic")
+ROUNDINGS = ("nearest_even", "toward_zero", "ties_away", "ties_toward_zero", "away_from_zero", "stochastic")
 OVERFLOWS = ("saturate", "special")
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -34,7 +34,7 @@ def encode(
     """Encode each value of `x` to the nearest code of an element format.
 
     `x`: any shape, float32, bfloat16 or float16 (widened exactly). Returns uint8 codes of the same
-    shape. `rounding`: `nearest_even` (ties to the even code), `toward_zero`, `ties_away`,
+    shape. `rounding`: `nearest_even` (ties to the even code), `toward_zero`, `ties_away`, `ties_toward_zero`,
     `away_from_zero` or `stochastic` (needs `seed`; element i, row-major, rounds up iff word 0 of
     Philox4x32-10 with key `seed` and counter i is below floor(2^32 * discarded fraction)).
     `overflow`: `saturate` to the largest finite value, Inf included, or `special` (Inf, or NaN where
@@ -129,6 +129,8 @@ def round_to_codes(
         codes += 2 * remainder + (codes & 1) > 1 << shift
     elif rounding == "ties_away":
         codes += 2 * remainder >= 1 << shift
+    elif rounding == "ties_toward_zero":
+        codes += 2 * remainder > 1 << shift
     elif rounding == "away_from_zero":
         codes += remainder > 0
     elif rounding == "stochastic":
@@ -215,6 +217,13 @@ def sum_in_order(x: torch.Tensor, dim: int) -> torch.Tensor:
     for entry in x.unbind(dim):
         total = total + entry
     return total
+
+
+def total_error(difference: torch.Tensor, search: str) -> torch.Tensor:
+    """What a recipe's search makes least, `[n]`, of differences `[n, b]`."""
+    if search.endswith("max"):
+        return difference.abs().amax(1)
+    return sum_in_order(difference.abs() if search.endswith("mae") else difference * difference, dim=1)
 
 
 _PHILOX_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)

@@ -79,7 +79,8 @@ def explain(
 
     `x`: one block, `[n]` with n at most the format's block size, float32, bfloat16 or float16; it is also the
     tensor that a tensor scale is taken of. `quotient` is what the recipe's order rounds; `tie` says that it lies
-    exactly halfway between its neighbours. Codes and decoded values are those of `quantize` and `dequantize`.
+    exactly halfway between its neighbours. Codes and decoded values are those of `quantize` and `dequantize`; of a recipe
+    with a producer's faults the other steps are those before its faults.
     Raises as `quantize`, and ValueError if `x` is not one block or the recipe spans rows or transforms.
 
     >>> print(explain(torch.tensor([7.0, 1.25]), "mxfp4"))
@@ -98,7 +99,7 @@ def explain(
         raise ValueError(f"recipe {recipe.name!r} spans rows or transforms: there is no single block to explain")
     x = x.detach().cpu()
     q, tensor = quantize_with_scale(x, format, recipe, tensor_scale, seed)
-    raw_scale, numerators, divisor = _steps(x.float(), q, tensor)
+    raw_scale, numerators, divisor = _steps(x, q, tensor)
     quotients = [_quotient(numerator, divisor) for numerator in numerators.tolist()]
     columns = x.tolist(), quotients, q.codes.tolist(), dequantize(q).tolist()
     return Explanation(
@@ -115,15 +116,16 @@ def explain(
 
 def _steps(x: torch.Tensor, q: BlockTensor, tensor: TensorScale) -> tuple[float | None, torch.Tensor, float]:
     """The scale before rounding (None for a power of two), and what is divided by what before it is rounded to codes."""
-    scale = decode_codes(q.scales, q.format.scale)
+    scale, amax, x = decode_codes(q.scales, q.format.scale), x.abs().max(), x.float()
     if q.format.scale.is_power_of_two:
         return None, x, float(scale)
-    order, amax, largest = ENCODE_ORDERS[q.recipe.encode_order], x.abs().max(), q.format.element.max
-    candidates = scale_candidates(amax.view(1).view(torch.int32), q.format, q.recipe, tensor)
+    order, largest = ENCODE_ORDERS[q.recipe.encode_order], q.recipe.element_max or q.format.element.max
+    candidates = scale_candidates(amax.float().view(1).view(torch.int32), q.format, q.recipe, tensor, amax.dtype)
+    amax = amax if q.recipe.amax_dtype == "input" else amax.float()
     stretch = next((stretch for stretch, code in candidates if code == q.scales), 1.0)  # no candidate is NaN
     if order.block_scale is None:
         return stretch * float(amax) / (largest * float(tensor.stored)), x, float(scale.double() * tensor.stored.double())
-    return float(order.block_scale(amax, tensor, largest) * stretch), x * order.multiplier(scale, tensor), 1.0
+    return float(order.block_scale(amax, tensor, largest) * stretch), order.quotient(x[None], scale, tensor)[0], 1.0
 
 
 def _quotient(numerator: float, divisor: float) -> Fraction | float:

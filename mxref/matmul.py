@@ -16,6 +16,7 @@ import torch
 
 from mxref.blocks import BlockTensor, dequantize
 from mxref.elements import canonical, check_codes, check_dtype, check_float, decode_codes, ldexp, reciprocal
+from mxref.faults import FAULTS
 from mxref.formats import FLOAT_MAX, ElementFormat, check_choice, check_type, element_format
 from mxref.registry import op
 
@@ -129,6 +130,8 @@ def check_operand(argument: str, operand: BlockTensor) -> None:
     check_type(argument, operand, BlockTensor)
     if operand.axis != -1:
         raise ValueError(f"{argument} is blocked along axis {operand.axis}: expected the last, along which the product sums")
+    if any(FAULTS[name].point == "factor" for name in operand.recipe.faults):
+        raise ValueError(f"{argument} has recipe {operand.recipe.name!r}, whose scales do not mean what their format says")
 
 
 def check_bias(argument: str, bias: torch.Tensor | None, weight: BlockTensor) -> None:

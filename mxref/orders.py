@@ -17,10 +17,11 @@ from mxref.formats import FLOAT_MAX, FLOAT_SMALLEST, ElementFormat
 
 
 class TensorScale(NamedTuple):
-    """The scale of a whole tensor (or row, or expert): `stored` with the codes, `forward` multiplies on encode."""
+    """The scale of a whole tensor (or row, or expert): `stored` with the codes, `forward` multiplies on encode; its amax."""
 
     stored: torch.Tensor
     forward: torch.Tensor
+    amax: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -30,13 +31,22 @@ class EncodeOrder:
     `from_amax(amax, largest)`: the tensor scale that maps a tensor's amax to `largest` = element max x scale max.
     `given(stored)`: the same from a stored scale. `block_scale(amax, tensor, element_max)`: the block scale
     before it is rounded to the scale format. `multiplier(block_scale, tensor)`: what x is multiplied by
-    before its code is taken, from the rounded block scale. Both are None for `exact`.
+    before its code is taken, from the rounded block scale; `scaled(x, block_scale, tensor)`: what the code
+    is taken of, where that is no such product. All are None for `exact`.
     """
 
     from_amax: Callable[[torch.Tensor, float], TensorScale]
     given: Callable[[torch.Tensor], TensorScale]
     block_scale: Callable[[torch.Tensor, TensorScale, float], torch.Tensor] | None
     multiplier: Callable[[torch.Tensor, TensorScale], torch.Tensor] | None
+    scaled: Callable[[torch.Tensor, torch.Tensor, TensorScale], torch.Tensor] | None = None
+
+    def quotient(self, x: torch.Tensor, block_scale: torch.Tensor, tensor: TensorScale) -> torch.Tensor:
+        """What is rounded to codes, `[n, b]`, of blocks `[n, b]`, rounded block scales `[n]` and a tensor scale a block."""
+        if self.scaled is None:
+            return x * self.multiplier(block_scale, tensor)[:, None]
+        scale = torch.where(block_scale == 0, 1.0, block_scale)  # which gives codes of 0, as x is that small
+        return self.scaled(x, scale[:, None], TensorScale(tensor.stored[:, None], tensor.forward[:, None]))
 
 
 def float32_ratio(a: float, b: float) -> float:
@@ -86,11 +96,41 @@ def _exact_from_amax(amax: torch.Tensor, largest: float) -> TensorScale:
     return _as_given(torch.where(amax == 0, 1.0, scale))
 
 
+def _compressed_tensors_from_amax(amax: torch.Tensor, largest: float) -> TensorScale:
+    forward = reciprocal(amax.clamp(min=torch.finfo(amax.dtype).tiny)) * largest
+    return _as_given(forward.nan_to_num(nan=1.0, posinf=1.0).float())
+
+
+def _four_over_six_from_amax(amax: torch.Tensor, largest: float) -> TensorScale:
+    return TensorScale(*_nvidia_from_amax(amax, largest)[:2], amax)
+
+
+def _ratio_times_forward(amax: torch.Tensor, tensor: TensorScale, element_max: float) -> torch.Tensor:
+    return amax / torch.full_like(amax, element_max) * tensor.forward
+
+
+def _ratio_over_stored(amax: torch.Tensor, tensor: TensorScale, element_max: float) -> torch.Tensor:
+    return amax / torch.full_like(amax, element_max) / tensor.stored
+
+
+def _over_product(amax: torch.Tensor, tensor: TensorScale, element_max: float) -> torch.Tensor:
+    return amax / (tensor.stored * element_max)
+
+
 ENCODE_ORDERS: dict[str, EncodeOrder] = {
     "nvidia": EncodeOrder(_nvidia_from_amax, _nvidia_given, _nvidia_block_scale, _nvidia_multiplier),
     "vllm_torch": EncodeOrder(_vllm_from_amax, _as_given, _vllm_block_scale, _vllm_torch_multiplier),
     "vllm_triton": EncodeOrder(_vllm_from_amax, _as_given, _vllm_block_scale, _vllm_triton_multiplier),
     "exact": EncodeOrder(_exact_from_amax, _as_given, None, None),
+    "compressed_tensors": EncodeOrder(
+        _compressed_tensors_from_amax, _as_given, _ratio_times_forward, None, lambda x, s, t: x / (s / t.forward)
+    ),
+    "modelopt": EncodeOrder(_exact_from_amax, _as_given, _over_product, None, lambda x, s, t: x / (s * t.stored)),
+    "torchao": EncodeOrder(
+        _exact_from_amax, _as_given, _ratio_over_stored, None, lambda x, s, t: x * (reciprocal(t.stored) / s)
+    ),
+    "four_over_six": EncodeOrder(_four_over_six_from_amax, _nvidia_given, _ratio_times_forward, _nvidia_multiplier),
+    "flashinfer": EncodeOrder(_vllm_from_amax, _as_given, _ratio_times_forward, None, lambda x, s, t: x * t.forward / s),
 }
 
 # What a decoded element is multiplied by, from the block scale and the stored tensor scale.

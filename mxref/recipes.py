@@ -12,11 +12,13 @@ those choices, travels with the tensor it made, and prints itself. Make your own
 from dataclasses import dataclass, fields
 
 from mxref.elements import OVERFLOWS, ROUNDINGS
+from mxref.faults import FAULTS
 from mxref.formats import FLOAT_MAX, FLOAT_SMALLEST, BlockFormat, by_name, check_choice, check_number, check_type, look_up
 from mxref.orders import DECODE_ORDERS, ENCODE_ORDERS
+from mxref.producers import ROWS
 from mxref.scales import EXPONENT_RULES
 
-SEARCHES = ("none", "mse", "four_over_six_mse", "four_over_six_mae")
+SEARCHES = ("none", "mse", "four_over_six_mse", "four_over_six_mae", "four_over_six_max")
 HADAMARD_SIZES = (4, 16, 64)
 
 
@@ -43,17 +45,21 @@ class Hadamard:
 class Recipe:
     """How to choose scales and codes.
 
-    `scale_rule`: `floor`, `even`, `ceil`, `rceil` for power-of-two scales; `amax` (amax / element max, rounded
-    to the scale format) for scales with a mantissa. `encode_order`, `decode_order` and `scale_max`
-    (largest block scale that a computed tensor scale aims at; None: the format's own) matter for `amax` only.
+    `scale_rule`: one of `mxref.scales.EXPONENT_RULES` for power-of-two scales; `amax` (amax / element max, rounded
+    to the scale format) for scales with a mantissa. For `amax` only: `encode_order`, `decode_order`; `scale_max`
+    (largest block scale that a computed tensor scale aims at; None: the format's own); `scale_min` (smallest block scale;
+    None: it may round to 0); `element_max` (what a block's maximum is mapped to; None: the element's own); `amax_dtype`
+    (`float32`, or `input`: what is computed of amax alone is rounded to the input's dtype).
     `rounding`, `overflow`: of the elements, as in `encode`. `nan`: `poison` (the block decodes to NaN) or
     `raise`. `inf`: `nan` (as a NaN) or `saturate` (largest scale, largest element). `zero_block`: scale of an
     all-zero block, `zero_code` (code 0) or `one` (1.0). `negative_zero`: `keep`, `drop_quotient` (a zero
     quotient gives +0, a negative one that rounds to zero keeps its sign) or `drop`. `block_rows`: rows that share a scale,
     e.g. 16 for 16 x 16 blocks. `transform`: None or a `Hadamard`. `search`: `none`, `mse` (power-of-two
     scales: of the rule's exponent, one above, one below, the first with the least squared error),
-    `four_over_six_mse` or `four_over_six_mae` (block maximum to the element's max or to 2/3 of it).
-    `format`: the only block format it applies to, or None.
+    `four_over_six_mse`, `four_over_six_mae` or `four_over_six_max` (block maximum to the element's max or to 2/3 of it, by
+    squared, absolute or largest error).
+    `format`: the only block format it applies to, several of them, or None. `faults`: names in `mxref.producers.FAULTS`, of
+    what is wrong in the producer that the recipe reproduces; only that producer's own row may have them.
     """
 
     name: str
@@ -62,6 +68,9 @@ class Recipe:
     encode_order: str = "nvidia"
     decode_order: str = "block_times_tensor"
     scale_max: float | None = None
+    scale_min: float | None = None
+    element_max: float | None = None
+    amax_dtype: str = "float32"
     rounding: str = "nearest_even"
     overflow: str = "saturate"
     nan: str = "poison"
@@ -71,7 +80,8 @@ class Recipe:
     block_rows: int = 1
     transform: Hadamard | None = None
     search: str = "none"
-    format: str | None = None
+    format: str | tuple[str, ...] | None = None
+    faults: tuple[str, ...] = ()
 
     def __post_init__(self):
         check_choice("scale_rule", self.scale_rule, (*EXPONENT_RULES, "amax"))
@@ -85,18 +95,40 @@ class Recipe:
         check_choice("negative_zero", self.negative_zero, ("keep", "drop_quotient", "drop"))
         check_choice("search", self.search, SEARCHES)
         check_number("block_rows", self.block_rows, 1)
-        if self.scale_max is not None:
-            check_number("scale_max", self.scale_max, FLOAT_SMALLEST, FLOAT_MAX, "None or a finite number > 0")
+        for name in ("scale_max", "scale_min", "element_max"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), FLOAT_SMALLEST, FLOAT_MAX, "None or a finite number > 0")
+        check_choice("amax_dtype", self.amax_dtype, ("float32", "input"))
         if self.transform is not None:
             check_type("transform", self.transform, Hadamard)
         if self.search != "none" and (self.search == "mse") == (self.scale_rule == "amax"):
             raise ValueError(f"search={self.search!r} does not go with scale_rule={self.scale_rule!r}")
         choices = (self.rounding, self.overflow, self.negative_zero)
-        if self.encode_order == "exact" and choices != ("nearest_even", "saturate", "keep"):
-            given = f"(rounding, overflow, negative_zero) = {choices}"
-            raise ValueError(f"encode_order='exact' with {given}: expected nearest_even, saturate, keep")
+        if self.encode_order == "exact" and (choices != ("nearest_even", "saturate", "keep") or self.scale_min is not None):
+            given = f"(rounding, overflow, negative_zero) = {choices}, scale_min={self.scale_min}"
+            raise ValueError(f"encode_order='exact' with {given}: expected nearest_even, saturate, keep, no scale_min")
+        if self.transform is not None and self.amax_dtype == "input":
+            raise ValueError("amax_dtype='input' and a transform: what is rotated is float32; expected one of them")
         if self.inf == "saturate" and self.overflow == "special":
             raise ValueError("inf='saturate' and overflow='special': expected the same of an Inf as of what overflows")
+        for fault in self.faults:
+            check_choice("faults", fault, tuple(FAULTS))
+        row = ROWS.get(self.name, {})
+        if self.faults and any(getattr(self, f.name) != row.get(f.name, f.default) for f in fields(self)):
+            given = f"faults={self.faults} of recipe {self.name!r}"
+            raise ValueError(f"{given}: expected none; a producer's faults are in that producer's own row alone")
+
+    def is_for(self, format: str) -> bool:
+        """Whether `format` is one of the block formats that it applies to."""
+        return self.format is None or format in ((self.format,) if isinstance(self.format, str) else self.format)
+
+    def fits(self, format: BlockFormat) -> bool:
+        """Whether it applies to `format`, and its scale rule to the format's scales."""
+        return self.is_for(format.name) and (self.scale_rule == "amax") != format.scale.is_power_of_two
+
+    def largest(self, format: BlockFormat) -> float:
+        """What a computed tensor scale maps the largest magnitude to."""
+        return (self.element_max or format.element.max) * (self.scale_max or format.scale.max)
 
     @property
     def tensor_scale_direction(self) -> str:
@@ -112,8 +144,6 @@ class Recipe:
         ]
         return f"{self.name}({', '.join(shown)})"
 
-
-_VLLM_NVFP4 = dict(decode_order="block_over_tensor", inf="saturate", negative_zero="drop_quotient")
 
 RECIPES = by_name(
     Recipe("ocp", "floor", "OCP MX v1.0, 6.3: floor(log2 amax) - emax; the block maximum may saturate"),
@@ -131,27 +161,7 @@ RECIPES = by_name(
         search="four_over_six_mse",
     ),
     Recipe("nvidia_16x16", "amax", "as nvidia with one scale for 16 x 16 elements", block_rows=16),
-    Recipe(
-        "vllm_torch",
-        "amax",
-        "vLLM's NVFP4 emulation, PyTorch path: reciprocal of a reciprocal; a quotient of -0 becomes +0",
-        encode_order="vllm_torch",
-        **_VLLM_NVFP4,
-    ),
-    Recipe(
-        "vllm_triton",
-        "amax",
-        "vLLM's NVFP4 emulation, Triton path: gs / block scale; a quotient of -0 becomes +0",
-        encode_order="vllm_triton",
-        **_VLLM_NVFP4,
-    ),
-    Recipe(
-        "quark_even",
-        "even",
-        "AMD Quark, and vLLM's MXFP4 and MXFP6 emulation, which calls it: even, and no negative zeros",
-        inf="saturate",
-        negative_zero="drop",
-    ),
+    *(Recipe(**row) for row in ROWS.values()),
 )
 
 
@@ -161,10 +171,10 @@ def resolve_recipe(recipe: str | Recipe | None, format: BlockFormat, argument: s
     Raises ValueError for an unknown name (listing the known ones) or a recipe that conflicts with the format.
     """
     recipe = look_up(argument, format.default_recipe if recipe is None else recipe, RECIPES, Recipe)
-    if recipe.format is not None and recipe.format != format.name:
+    if not recipe.is_for(format.name):
         raise ValueError(f"{argument} {recipe.name!r} is for {recipe.format}, not for format {format.name!r}")
     if (recipe.scale_rule == "amax") == format.scale.is_power_of_two:
-        fitting = [r.name for r in RECIPES.values() if (r.scale_rule == "amax") != format.scale.is_power_of_two]
+        fitting = [r.name for r in RECIPES.values() if r.fits(format)]
         raise ValueError(
             f"{argument} {recipe.name!r} (scale_rule={recipe.scale_rule!r}) does not fit format {format.name!r} with "
             f"{format.scale.name} scales; recipes that do: {', '.join(fitting)}"
@@ -173,6 +183,8 @@ def resolve_recipe(recipe: str | Recipe | None, format: BlockFormat, argument: s
         raise ValueError(f"{argument} {recipe.name!r} has overflow='special': {format.element.name} has neither Inf nor NaN")
     if recipe.zero_block == "one" and 1.0 not in format.scale.positive:
         raise ValueError(f"{argument} {recipe.name!r} has zero_block='one': {format.scale.name} has no value 1.0")
-    if recipe.scale_max is not None and recipe.scale_max > format.scale.max:
-        raise ValueError(f"{argument} {recipe.name!r} has scale_max={recipe.scale_max}: expected <= {format.scale.max}")
+    for name in ("scale_max", "scale_min"):
+        if getattr(recipe, name) is not None and getattr(recipe, name) > format.scale.max:
+            given = f"{name}={getattr(recipe, name)}"
+            raise ValueError(f"{argument} {recipe.name!r} has {given}: expected <= {format.scale.max}")
     return recipe

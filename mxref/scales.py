@@ -21,6 +21,11 @@ def even(amax: torch.Tensor, element: ElementFormat) -> torch.Tensor:
     return floor(amax + (1 << (FLOAT_MANTISSA_BITS - 1 - element.mantissa_bits)), element)
 
 
+def even_one_bit(amax: torch.Tensor, element: ElementFormat) -> torch.Tensor:
+    """`even` as if the element had one mantissa bit. Source: compressed-tensors, MXFP4 and MXFP8."""
+    return floor(amax + (1 << (FLOAT_MANTISSA_BITS - 2)), element)
+
+
 def ceil(amax: torch.Tensor, element: ElementFormat) -> torch.Tensor:
     """ceil(log2 amax) - emax. Source: torchao CEIL."""
     exponent, significand = split(amax)
@@ -34,7 +39,14 @@ def rceil(amax: torch.Tensor, element: ElementFormat) -> torch.Tensor:
     return exponent + (significand > max_significand) - FLOAT_BIAS - element.emax
 
 
-EXPONENT_RULES = {"floor": floor, "even": even, "ceil": ceil, "rceil": rceil}
+def rfloor(amax: torch.Tensor, element: ElementFormat) -> torch.Tensor:
+    """The largest e with max * 2^e <= amax: the block maximum never gets the largest code alone. Source: triton_kernels."""
+    exponent, significand = split(amax)
+    max_significand = float_bits(element.max) & (HIDDEN_BIT - 1) | HIDDEN_BIT
+    return exponent - (significand < max_significand).int() - FLOAT_BIAS - element.emax
+
+
+EXPONENT_RULES = dict(floor=floor, even=even, even_one_bit=even_one_bit, ceil=ceil, rceil=rceil, rfloor=rfloor)
 
 
 def scale_codes(amax: torch.Tensor, element: ElementFormat, scale: ElementFormat, rule: str) -> torch.Tensor:

@@ -4,7 +4,15 @@ Expected values: recorded outputs of those projects on CPU (`data/golden_produce
 difference is named by a rule that the test applies, and what the producer does instead is checked as well.
 """
 
+import json
+import os
+from dataclasses import replace
+from decimal import Decimal, localcontext
+from functools import cache
+from pathlib import Path
+
 import numpy as np
+import producer_table
 import pytest
 import torch
 from bits import assert_same_bits
@@ -12,11 +20,159 @@ from golden import load, nibbles
 from oracles.elements import ELEMENTS, encode_float64
 
 import mxref
+from mxref.faults import FAULTS, Fault, ceil_log2, floor_log2
+from mxref.producers import ROWS
 
 GOLDEN = load("producers")
 FORMATS = ["mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3", "mxfp8_e5m2"]
-TORCHAO = sorted({tuple(key.split("/")[:3]) for key in GOLDEN if "/torchao_" in key and not key.startswith("elements/")})
+TORCHAO = sorted({tuple(k.split("/")[:3]) for k in GOLDEN if "/torchao_floor/" in k or "/torchao_even/" in k})
 NVFP4_INPUTS = sorted({key.split("/")[1] for key in GOLDEN if key.startswith("nvfp4/")})
+
+
+RECORD = Path(__file__).parent.parent / "benchmarks" / "results" / "producers.json"
+FOLDERS = [None, *([os.environ["MXREF_PRODUCERS"]] if os.environ.get("MXREF_PRODUCERS") else [])]
+PRODUCERS = producer_table.producers(GOLDEN)
+FLOATS = {torch.float32: 24, torch.bfloat16: 8, torch.float16: 11}
+
+
+# ------------------------------------------------------------------------------------------ every producer's own recipe
+
+
+@cache
+def table_rows(folder: str | None, format: str, producer: str) -> list[producer_table.Row]:
+    return list(producer_table.rows(producer_table.recordings(folder), format, producer))
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("format, producer", PRODUCERS)
+def test_a_producers_recipe_gives_its_bytes(format, producer, folder):
+    """Codes, scales, tensor scales and decoded values; the exceptions are in the record, with their reason and number."""
+    lines = table_rows(folder, format, producer)
+    assert [line for line in lines if line.differing] == []
+    assert all(line.compared or line.reason == producer_table.RAISES_FLOAT16 for line in lines) and len(lines) >= 6
+
+
+def test_the_record_is_current():
+    lines = [line for format, producer in PRODUCERS for line in table_rows(None, format, producer)]
+    assert RECORD.read_text() == producer_table.as_text(lines)
+    record = json.loads(RECORD.read_text())
+    assert len(record["rows"]) == len(lines) and sum(row["differing"] for row in record["rows"]) == 0
+
+
+def test_every_recipe_of_a_producer_is_in_the_table():
+    """But vLLM's, which `test_golden_vllm.py` compares."""
+    shown = {line.recipe for format, producer in PRODUCERS for line in table_rows(None, format, producer)}
+    assert shown | {"vllm_torch", "vllm_triton"} == set(ROWS)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_fault_is_needed_for_a_producers_bytes(fault, monkeypatch):
+    monkeypatch.setitem(FAULTS, fault, Fault(FAULTS[fault].point, lambda result, *_: result, "left out"))
+    with_fault = {name for name, row in ROWS.items() if fault in row.get("faults", ())}
+    for format, producer in PRODUCERS:
+        if producer_table.recipe_of(producer, format) in with_fault:
+            if any(line.differing for line in producer_table.rows(GOLDEN, format, producer)):
+                return
+    pytest.fail(f"no recording tells {fault}")
+
+
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.get("faults")])
+def test_faults_are_their_producers_alone(name):
+    row = mxref.RECIPES[name]
+    with pytest.raises(ValueError, match="faults=.* of recipe 'mine': expected none"):
+        replace(row, name="mine")
+    with pytest.raises(ValueError, match=f"faults=.* of recipe '{name}': expected none"):
+        replace(row, block_rows=row.block_rows + 1)
+    mine = replace(row, name="mine", faults=())
+    assert mine.faults == () and mine.scale_rule == row.scale_rule
+
+
+def test_an_unknown_fault_is_refused():
+    with pytest.raises(ValueError, match="faults='nosuch': expected one of log2"):
+        mxref.Recipe("mine", "floor", faults=("nosuch",))
+
+
+@pytest.mark.parametrize("format", mxref.BLOCK_FORMATS)
+@pytest.mark.parametrize("name", ROWS)
+def test_a_producer_is_for_the_formats_it_was_recorded_in(name, format):
+    """quark_even, microxcaling's and vLLM's fit whatever their scale rule does."""
+    recorded = {f for f, producer in PRODUCERS if producer_table.recipe_of(producer, f) == name}
+    if ROWS[name].get("format") is None:
+        return
+    block = mxref.BLOCK_FORMATS[format]
+    if format in recorded:
+        x = torch.ones(mxref.RECIPES[name].block_rows, block.block_size)
+        assert mxref.quantize(x, format, recipe=name).recipe is mxref.RECIPES[name]
+    else:
+        with pytest.raises(ValueError, match=f"recipe '{name}' is for "):
+            mxref.quantize(torch.ones(1, block.block_size), format, recipe=name)
+
+
+def test_gfloat_raises_for_nan():
+    with pytest.raises(ValueError, match="recipe 'gfloat' has nan='raise'"):
+        mxref.quantize(torch.tensor([1.0, torch.nan]), "mxfp4", recipe="gfloat")
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_rounded_logarithms(dtype, sign):
+    """Beside 2^k: floor and ceil of log2, rounded to the dtype's precision, from logarithms with 40 digits."""
+    smallest = {torch.float32: -149, torch.bfloat16: -133, torch.float16: -24}[dtype]
+    largest = 15 if dtype == torch.float16 else 127
+    for k in {
+        smallest + 1,
+        -126,
+        -125,
+        -65,
+        -64,
+        -63,
+        -33,
+        -9,
+        -8,
+        -2,
+        -1,
+        0,
+        1,
+        2,
+        3,
+        4,
+        10,
+        15,
+        31,
+        32,
+        33,
+        64,
+        65,
+        100,
+        127,
+    }:
+        if not smallest < k <= largest:
+            continue
+        x = torch.full((60,), 2.0**k, dtype=dtype)
+        view = torch.int32 if dtype == torch.float32 else torch.int16
+        x = (x.view(view) + sign * torch.arange(60, dtype=view)).view(dtype)
+        x = x[(x > 0) & x.isfinite()]
+        bits = x.float().view(torch.int32)
+        logarithms = [_rounded_log2(value, FLOATS[dtype]) for value in x.tolist()]
+        assert floor_log2(bits, dtype).tolist() == [int(v.to_integral_value("ROUND_FLOOR")) for v in logarithms]
+        assert ceil_log2(bits, dtype).tolist() == [int(v.to_integral_value("ROUND_CEILING")) for v in logarithms]
+
+
+def _rounded_log2(value: float, bits: int) -> Decimal:
+    """log2, rounded to nearest in `bits` significand bits; no tie is possible but at powers of two, which are exact."""
+    with localcontext() as context:
+        context.prec = 40
+        exact = Decimal(value).ln() / Decimal(2).ln()
+        nearest = exact.to_integral_value()
+        if abs(exact - nearest) < Decimal(10) ** -30:
+            return nearest
+        step = Decimal(2) ** (int(abs(exact)).bit_length() - bits)
+        if abs(exact) < 1:
+            step = Decimal(2) ** (1 + int((abs(exact).ln() / Decimal(2).ln()).to_integral_value("ROUND_FLOOR")) - bits)
+        return (exact / step).to_integral_value("ROUND_HALF_EVEN") * step
+
+
+# ------------------------------------------------------------------------------------------ torchao and ocp
 
 
 def every_bfloat16() -> torch.Tensor:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch._inductor import config
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from accel._recipes import unknown_to_decode, unknown_to_encode
 from accel.inductor import _blocks
 from mxref.blocks import QuantizeCall
 from mxref.elements import canonical
@@ -37,9 +38,11 @@ def missing() -> str | None:
     return None if os.path.exists(os.path.join(headers, "Python.h")) else f"no Python.h in {headers}: compiling needs it"
 
 
-def transform_refusal(recipe: Recipe) -> str | None:
+def decode_refusal(recipe: Recipe) -> str | None:
     """Why blocks of a recipe are not decoded, or None."""
-    return f"recipe {recipe.name!r} transforms" if recipe.transform is not None else None
+    if recipe.transform is not None:
+        return f"recipe {recipe.name!r} transforms"
+    return unknown_to_decode(recipe)
 
 
 def recipe_refusal(recipe: Recipe) -> str | None:
@@ -50,7 +53,7 @@ def recipe_refusal(recipe: Recipe) -> str | None:
         return f"recipe {recipe.name!r} draws random words"
     if recipe.scale_rule == "amax" and recipe.encode_order == "exact":
         return f"recipe {recipe.name!r} compares exact quotients"
-    return transform_refusal(recipe)
+    return unknown_to_encode(recipe) or decode_refusal(recipe)
 
 
 @dataclass(frozen=True)

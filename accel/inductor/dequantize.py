@@ -3,7 +3,7 @@
 import torch
 
 from accel.inductor import _blocks
-from accel.inductor._launch import DEVICES, missing, restored, run, scale_of_blocks, transform_refusal
+from accel.inductor._launch import DEVICES, decode_refusal, missing, restored, run, scale_of_blocks
 from mxref.blocks import BlockTensor
 from mxref.elements import check_dtype
 from mxref.grid import Grid
@@ -21,7 +21,7 @@ def dequantize(q: BlockTensor, dtype: torch.dtype = torch.float32) -> torch.Tens
 
 def accepts(q, dtype=torch.float32) -> str | None:
     """None, or why not."""
-    return transform_refusal(q.recipe) if isinstance(q, BlockTensor) else f"q is a {type(q).__name__}"
+    return decode_refusal(q.recipe) if isinstance(q, BlockTensor) else f"q is a {type(q).__name__}"
 
 
 KERNEL = Kernel("dequantize", "inductor", dequantize, "bitexact", DEVICES, (torch.uint8,), None, missing, accepts)

@@ -152,7 +152,7 @@ def _encode(call: QuantizeCall, out: torch.Tensor, scales: torch.Tensor | None, 
             activated.alpha, activated.limit, *geometry.sizes, *strides, out.shape[call.grid.axis], *out_strides,
             **geometry.constants, FLAT=geometry.flat(x), FLAT_OUT=geometry.flat(out), ACTIVATION=activated.name,
             CODES_OUT=scales is not None, STORED=STORED.get(out.dtype), SOURCE=source, PER_ROW=lines.numel() > 1,
-            LARGEST=call.largest, **element_constants(format.element), **scale_constants(format),
+            LARGEST=recipe.largest(format), **element_constants(format.element), **scale_constants(format),
             **recipe_constants(format, recipe), **geometry.options,
         )  # fmt: skip
         if source == "amax":

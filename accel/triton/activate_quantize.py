@@ -2,6 +2,7 @@
 
 import torch
 
+from accel._recipes import unknown_to_encode
 from accel.triton._launch import DEVICES, DTYPES, Activated, format_refusal, missing, packing_refusal, quantize_blocks
 from mxref.blocks import BlockTensor, check_quantize
 from mxref.formats import BlockFormat, block_format
@@ -51,7 +52,7 @@ def accepts(hidden, format, *, activation="silu", recipe=None, **others) -> str 
         return f"recipe {recipe.name!r} transforms what the activation gives"
     if recipe.nan == "raise":
         return f"recipe {recipe.name!r} looks for NaN in what the activation gives"
-    return format_refusal(format, recipe) or packing_refusal(format)
+    return unknown_to_encode(recipe) or format_refusal(format, recipe) or packing_refusal(format)
 
 
 KERNEL = Kernel("activate_quantize", "triton", activate_quantize, "bitexact", DEVICES, DTYPES, None, missing, accepts)

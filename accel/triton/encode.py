@@ -2,6 +2,7 @@
 
 import torch
 
+from accel._recipes import unknown_rounding
 from accel.triton._constants import element_constants
 from accel.triton._elementwise import encode_elements_kernel
 from accel.triton._launch import DEVICES, DTYPES, element_refusal, memory, missing, run_flat
@@ -31,10 +32,12 @@ def encode(
     return codes
 
 
-def accepts(x, element, **others) -> str | None:
+def accepts(x, element, *, rounding="nearest_even", **others) -> str | None:
     """None, or why not."""
     element = element_format(element)
-    return element_refusal(element) if element.signed and element.zero else f"{element.name} is a scale format"
+    if not (element.signed and element.zero):
+        return f"{element.name} is a scale format"
+    return element_refusal(element) or unknown_rounding(rounding)
 
 
 KERNEL = Kernel("encode", "triton", encode, "bitexact", DEVICES, DTYPES, None, missing, accepts)

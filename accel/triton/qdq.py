@@ -2,6 +2,7 @@
 
 import torch
 
+from accel._recipes import unknown_to_encode
 from accel.triton._launch import DEVICES, DTYPES, format_refusal, missing, qdq_blocks
 from mxref.blocks import check_quantize
 from mxref.formats import BlockFormat, block_format
@@ -29,7 +30,7 @@ def accepts(x, format, *, recipe=None, **others) -> str | None:
     recipe = resolve_recipe(recipe, format)
     if recipe.zero_block == "one" and recipe.tensor_scale_direction == "divide":
         return f"recipe {recipe.name!r} divides the scale of a block of zeros, which may give 0 times Inf"
-    return format_refusal(format, recipe)
+    return unknown_to_encode(recipe) or format_refusal(format, recipe)
 
 
 KERNEL = Kernel("qdq", "triton", qdq, "bitexact", DEVICES, DTYPES, None, missing, accepts)

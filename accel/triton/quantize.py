@@ -2,6 +2,7 @@
 
 import torch
 
+from accel._recipes import unknown_to_encode
 from accel.triton._launch import DEVICES, DTYPES, format_refusal, missing, packing_refusal, quantize_blocks
 from mxref.blocks import BlockTensor, check_quantize
 from mxref.formats import BlockFormat, block_format
@@ -25,7 +26,8 @@ def quantize(
 def accepts(x, format, *, recipe=None, **others) -> str | None:
     """None, or why not."""
     format = block_format(format)
-    return format_refusal(format, resolve_recipe(recipe, format)) or packing_refusal(format)
+    recipe = resolve_recipe(recipe, format)
+    return unknown_to_encode(recipe) or format_refusal(format, recipe) or packing_refusal(format)
 
 
 KERNEL = Kernel("quantize", "triton", quantize, "bitexact", DEVICES, DTYPES, None, missing, accepts)

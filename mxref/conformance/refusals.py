@@ -28,7 +28,7 @@ def _calls(op: str) -> Iterator[tuple[tuple, dict]]:
     if op in ("quantize", "qdq"):
         for format in BLOCK_FORMATS.values():
             for recipe in RECIPES.values():
-                if (recipe.scale_rule == "amax") != format.scale.is_power_of_two:
+                if recipe.fits(format):
                     yield (torch.zeros(1, format.block_size), format.name), {"recipe": recipe.name}
         return
     seen = set()

@@ -1,0 +1,1 @@
+"""What commands of the command line do beyond calling the library once."""
