@@ -10,6 +10,7 @@ from docs._generate.markdown import exact, hexadecimal, short, table
 from mxref.checkpoints.dialects import DIALECTS
 from mxref.elements import reciprocal
 from mxref.formats import BLOCK_FORMATS, ELEMENT_FORMATS, block_format
+from mxref.producers import ROWS
 from mxref.recipes import RECIPES
 from mxref.scales import EXPONENT_RULES
 
@@ -76,7 +77,7 @@ def saturation(format: str = "mxfp4") -> str:
     """For each rule, where the maximum of a block lands among the element's values, over one binade of amax."""
     element = BLOCK_FORMATS[format].element
     width, height, left, gap, across = 172, 150, 34, 16, 4
-    top_value = 2.0 ** (element.emax + 1)
+    top_value = 2 * element.max
     shapes = []
     for i, rule in enumerate(EXPONENT_RULES):
         x0, y0 = left + i % across * (width + gap), 34 + i // across * (height + 54)
@@ -130,7 +131,7 @@ def rule_errors() -> str:
 
 def nvfp4_errors() -> str:
     """The same for the recipes of NVFP4."""
-    recipes = [r for r in RECIPES.values() if r.scale_rule == "amax" and r.block_rows == 1]
+    recipes = [r for r in RECIPES.values() if r.scale_rule == "amax" and r.block_rows == 1 and r.name not in ROWS]
     rows = [(f"`{r.name}`", *(_error(x, "nvfp4", r) for x in _data().values())) for r in recipes]
     return table(("recipe", *(f"{kind}, SNR dB (saturated)" for kind in _data())), rows, "lrr")
 
