@@ -6,7 +6,7 @@ import torch
 
 import mxref
 from docs._generate.drawing import box, figure, line, path, text
-from docs._generate.markdown import exact, fold, hexadecimal, listing, table
+from docs._generate.markdown import exact, fold, hexadecimal, listing, readable, table
 from mxref.elements import OVERFLOWS, ROUNDINGS
 from mxref.formats import BLOCK_FORMATS, ELEMENT_FORMATS, FLOAT_MAX, BlockFormat, ElementFormat
 from mxref.recipes import RECIPES, SEARCHES
@@ -419,7 +419,11 @@ def fixed_and_policy(block: BlockFormat, top: str = "../") -> str:
     rows = [
         ("what an element's code means", block.element.source, "-"),
         ("what a scale's code means", block.scale.source + ("; the sign bit must be 0" if block.tensor_scale else ""), "-"),
-        ("block size", f"{block.block_size} ({block.source})", "`block_rows`: 1; 16 gives 16 x 16 blocks"),
+        (
+            "block size",
+            f"{block.block_size} ({block.source})",
+            f"`block_rows`: **1**; 16 gives blocks of 16 x {block.block_size}",
+        ),
         ("a NaN scale", "the whole block is NaN" + (" (5.1)" if mx else ""), "-"),
         (
             "how the scale is chosen",
@@ -458,11 +462,11 @@ def special_blocks(block: BlockFormat) -> str:
         options = {"tensor_scale": "none"} if block.tensor_scale else {}
         q = mxref.quantize(torch.tensor(values_), block, **options)
         codes = " ".join(hexadecimal(int(c), block.element.bits) for c in q.codes)
-        decoded = ", ".join(_value(v) for v in mxref.dequantize(q).tolist())
+        decoded = ", ".join(readable(v) for v in mxref.dequantize(q).tolist())
         rows.append(
             (
                 name,
-                ", ".join(_value(v) for v in values_),
+                ", ".join(readable(v) for v in values_),
                 f"`{hexadecimal(int(q.scales[0]))}`",
                 f"`{codes}`",
                 decoded,
@@ -470,10 +474,6 @@ def special_blocks(block: BlockFormat) -> str:
         )
     note = "With the default recipe" + (' and `tensor_scale="none"`' if block.tensor_scale else "") + ":"
     return note + "\n\n" + table(("block", "input", "scale", "codes", "decodes to"), rows)
-
-
-def _value(value: float) -> str:
-    return f"{value:.4g}" if 1e30 < abs(value) < math.inf else exact(value)
 
 
 def worked_block(block: BlockFormat) -> str:

@@ -54,3 +54,9 @@ def exact(value: float) -> str:
 def short(value: float, digits: int = 3) -> str:
     """A measured value, rounded for reading."""
     return f"{value:.{digits}g}"
+
+
+def readable(value: float) -> str:
+    """A value exactly where that is short, and rounded where it is not."""
+    text = exact(value)
+    return text if len(text) < 12 else short(value, 4)

@@ -172,10 +172,7 @@ def dispatch() -> str:
 
 
 def dashboard() -> str:
-    """A link to the interactive view, where one was built into docs/_extra."""
+    """A link to the interactive view, where one was put into docs/_extra/dashboard."""
     there = (ROOT / "docs" / "_extra" / "dashboard" / "index.html").exists()
-    return (
-        "[The interactive view](pathname:dashboard/index.html)."
-        if there
-        else "The tables below are all of it; the records are plain JSON."
-    )
+    link = '<a href="../dashboard/index.html">The interactive view</a> shows the same records.'
+    return link if there else "The tables are all there is to see; the records are plain JSON."

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 import torch
 
 import mxref
-from docs._generate.markdown import exact, fold, hexadecimal, listing, table
+from docs._generate.markdown import fold, hexadecimal, listing, readable, table
 from docs._generate.measured import record
 from mxref.faults import FAULTS
 from mxref.formats import BLOCK_FORMATS, FLOAT_MAX, BlockFormat
@@ -42,8 +42,8 @@ class Probe:
     def shown(self) -> str:
         """The block, for reading."""
         dtype = "" if self.dtype == torch.float32 else ", " + str(self.dtype).removeprefix("torch.")
-        beside = "" if self.beside is None else f", then zeros; beside a block of {_number(self.beside)}"
-        return f"`{', '.join(_number(v) for v in self.values)}`{beside}{dtype}"
+        beside = "" if self.beside is None else f", then zeros; beside a block of {readable(self.beside)}"
+        return f"`{', '.join(readable(v) for v in self.values)}`{beside}{dtype}"
 
 
 _TIES = (6.0, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
@@ -107,12 +107,7 @@ def outcome(probe: Probe, recipe: Recipe) -> Outcome:
     except ValueError:
         return "-", "-", "refused"
     codes = " ".join(hexadecimal(int(code), format.element.bits)[2:] for code in q.codes[:count])
-    return hexadecimal(int(q.scales[0])), codes, ", ".join(_number(value) for value in mxref.dequantize(q)[:count].tolist())
-
-
-def _number(value: float) -> str:
-    text = exact(value)
-    return text if len(text) < 12 else f"{value:.4g}"
+    return hexadecimal(int(q.scales[0])), codes, ", ".join(readable(value) for value in mxref.dequantize(q)[:count].tolist())
 
 
 def disagreements(format: str) -> str:

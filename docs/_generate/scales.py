@@ -6,7 +6,7 @@ import torch
 
 import mxref
 from docs._generate.drawing import box, figure, line, path, text
-from docs._generate.markdown import exact, hexadecimal, short, table
+from docs._generate.markdown import exact, hexadecimal, readable, short, table
 from mxref.checkpoints.dialects import DIALECTS
 from mxref.elements import reciprocal
 from mxref.formats import BLOCK_FORMATS, ELEMENT_FORMATS, block_format
@@ -184,7 +184,7 @@ def e8m0_clamped(format: str = "mxfp4") -> str:
         for rule in EXPONENT_RULES:
             q = mxref.quantize(torch.tensor([amax]), format, recipe=_recipe(rule))
             decoded = float(mxref.dequantize(q)[0])
-            cells.append(f"`{hexadecimal(int(q.scales[0]))}` → {exact(decoded) if decoded < 1e30 else short(decoded, 5)}")
+            cells.append(f"`{hexadecimal(int(q.scales[0]))}` → {readable(decoded)}")
         rows.append((name, *cells))
     return table((f"{format}, amax", *(f"`{rule}`" for rule in EXPONENT_RULES)), rows)
 
