@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("transformers")  # the tutorials need the extra [models]
 
 from docs._generate import formats, links, markdown, pages, questions, storage
-from mxref.formats import ELEMENT_FORMATS
+from mxref.formats import BLOCK_FORMATS, ELEMENT_FORMATS
 
 DOCS = Path(__file__).parent.parent / "docs"
 WRITTEN = sorted(
@@ -63,7 +63,7 @@ def test_code_is_run_and_shown_with_what_it_prints():
 
 def test_every_format_has_its_page():
     generated = pages.generated_pages()
-    assert len(generated) == len(ELEMENT_FORMATS) + 7
+    assert len(generated) == len(ELEMENT_FORMATS) + len(BLOCK_FORMATS)
     for name, text in generated.items():
         assert text.startswith("# ") and "<svg" in text, name
 

@@ -9,7 +9,7 @@ from docs._generate.drawing import box, figure, line, path, text
 from docs._generate.markdown import exact, hexadecimal, readable, short, table
 from mxref.checkpoints.dialects import DIALECTS
 from mxref.elements import reciprocal
-from mxref.formats import BLOCK_FORMATS, ELEMENT_FORMATS, block_format
+from mxref.formats import BLOCK_FORMATS, ELEMENT_FORMATS
 from mxref.producers import ROWS
 from mxref.recipes import RECIPES
 from mxref.scales import EXPONENT_RULES
@@ -229,14 +229,11 @@ def directions() -> str:
     rows = []
     for dialect, layouts in DIALECTS.items():
         for layout in layouts:
-            if layout.tensor_scale is None:
-                continue
-            stored = "2688 / amax" if layout.direction == "divide" else "amax / 2688"
-            largest = block_format("nvfp4").element.max * block_format("nvfp4").scale.max
-            stored = stored.replace("2688", exact(largest))
-            rows.append(
-                (dialect, f"`…{layout.tensor_scale}`", f"`…{layout.input_scale}`", f"**{layout.direction}**", stored)
-            )
+            if layout.tensor_scale is not None:
+                largest = exact(layout.block.element.max * layout.block.scale.max)
+                stored = f"{largest} / amax" if layout.direction == "divide" else f"amax / {largest}"
+                names = f"`…{layout.tensor_scale}`", f"`…{layout.input_scale}`"
+                rows.append((dialect, *names, f"**{layout.direction}**", stored))
     return table(("dialect", "weight's tensor scale", "activation's", "decoding does", "typical value"), rows)
 
 
