@@ -402,7 +402,7 @@ def _unclamped(codes: torch.Tensor, quotient: torch.Tensor, scales: torch.Tensor
     cut = ((bits < 0).int() << 3 | magnitude).masked_fill(~rounded.isfinite(), 0b1011) & 0xFF
     low, high = cut.reshape(rows, size // 2, 2).unbind(-1)
     cut = torch.stack([low & 0xF, (low >> 4 | high) & 0xF], dim=-1).reshape(rows, size)
-    cut = cut.masked_fill(quotient == 0, 0)
+    cut = cut.masked_fill(codes == 0, 0)
     dead = (scales == 0) & ~blocks.tensor.stored.isnan()
     return cut.masked_fill(dead[:, None], 0)
 
@@ -441,9 +441,9 @@ def _scale_byte_1_or_more(scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
     return torch.where((scales == 0) & (_scale_quotient(blocks) != 0), 1, scales)
 
 
-@_fault("blocks", "where amax over the element's largest underflows to 0, the scale is 1")
+@_fault("blocks", "where amax over the element's largest underflows to 0, the scale is that of zeros")
 def _underflow_is_one(made: tuple[torch.Tensor, torch.Tensor], blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
-    (codes, scales), zero = made, _scale_quotient(blocks) == 0
+    (codes, scales), zero = made, (_scale_quotient(blocks) == 0) & (blocks.amax != 0)
     negative = blocks.x < 0 if blocks.recipe.negative_zero == "drop_quotient" else blocks.x.signbit()
     signs = blocks.format.element.sign_mask * negative.int()
     return torch.where(zero[:, None], signs, codes), scales.masked_fill(zero, blocks.format.scale.bias)

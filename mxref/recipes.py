@@ -107,8 +107,8 @@ class Recipe:
         if self.encode_order == "exact" and (choices != ("nearest_even", "saturate", "keep") or self.scale_min is not None):
             given = f"(rounding, overflow, negative_zero) = {choices}, scale_min={self.scale_min}"
             raise ValueError(f"encode_order='exact' with {given}: expected nearest_even, saturate, keep, no scale_min")
-        if self.transform is not None and self.amax_dtype == "input":
-            raise ValueError("amax_dtype='input' and a transform: what is rotated is float32; expected one of them")
+        if self.amax_dtype == "input" and (self.encode_order != "compressed_tensors" or self.transform is not None):
+            raise ValueError("amax_dtype='input' goes with encode_order='compressed_tensors' and no transform alone")
         if self.inf == "saturate" and self.overflow == "special":
             raise ValueError("inf='saturate' and overflow='special': expected the same of an Inf as of what overflows")
         for fault in self.faults:

@@ -23,7 +23,7 @@ FORMATS = ("mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3", "mxfp8_e5m2", "mxi
 MX_RECIPES = ("ocp", "ocp_even", "ocp_ceil", "ocp_rceil", "ocp_mse", "quark_even")
 NVFP4_RECIPES = ("nvidia", "exact", "nvidia_four_over_six", "nvidia_16x16", "vllm_torch", "vllm_triton")
 RECIPES = MX_RECIPES + NVFP4_RECIPES
-ROUNDINGS = ("nearest_even", "toward_zero", "ties_away", "away_from_zero", "stochastic")
+ROUNDINGS = ("nearest_even", "toward_zero", "ties_away", "ties_toward_zero", "away_from_zero", "stochastic")
 OVERFLOWS = ("saturate", "special")
 LAYOUTS = ("linear", "tile_128x4", "ggml_mxfp4", "interleaved")
 TENSOR_SCALES = ("none", "per_tensor", "per_row", "per_expert")
@@ -224,8 +224,13 @@ CHOICES = [
     ("moe_experts", "activation", ACTIVATIONS),
     ("moe_experts", "gate_up", GATE_UPS),
     ("moe_experts", "semantics", SEMANTICS),
-    ("Recipe", "scale_rule", ("floor", "even", "ceil", "rceil", "amax")),
-    ("Recipe", "encode_order", ("nvidia", "exact", "vllm_torch", "vllm_triton")),
+    ("Recipe", "scale_rule", ("floor", "even", "even_one_bit", "ceil", "rceil", "rfloor", "amax")),
+    (
+        "Recipe",
+        "encode_order",
+        ("nvidia", "exact", "vllm_torch", "vllm_triton", "compressed_tensors", "modelopt", "torchao"),
+    ),
+    ("Recipe", "amax_dtype", ("float32", "input")),
     ("Recipe", "decode_order", ("block_times_tensor", "block_over_tensor")),
     ("Recipe", "rounding", ROUNDINGS),
     ("Recipe", "overflow", OVERFLOWS),
@@ -233,7 +238,7 @@ CHOICES = [
     ("Recipe", "inf", ("nan", "saturate")),
     ("Recipe", "zero_block", ("zero_code", "one")),
     ("Recipe", "negative_zero", ("keep", "drop_quotient", "drop")),
-    ("Recipe", "search", ("none", "mse", "four_over_six_mse", "four_over_six_mae")),
+    ("Recipe", "search", ("none", "mse", "four_over_six_mse", "four_over_six_mae", "four_over_six_max")),
     ("ElementFormat", "kind", ("float", "integer")),
     ("ElementFormat", "specials", ("none", "nan", "ieee")),
 ]
@@ -283,8 +288,13 @@ for op in ("quantize", "qdq", "explain", "from_codes"):
             recipe=lambda: named("ocp", overflow="special"), format="mxint8", **mine),
     ]  # fmt: skip
     TABLE.append(bad(op, ValueError, "scale_max", "448.5", "448", recipe=lambda: named("nvidia", scale_max=448.5)))
+    TABLE.append(bad(op, ValueError, "scale_min", "449.0", "448", recipe=lambda: named("nvidia", scale_min=449.0)))
+    TABLE.append(
+        bad(op, ValueError, "'torchao_floor'", "'mxint8'", "mxfp4", recipe="torchao_floor", format="mxint8", **mine)
+    )
 for value in (0.0, -1.0, math.nan, math.inf):
-    TABLE.append(bad("Recipe", ValueError, "scale_max", str(value), "> 0", scale_rule="amax", scale_max=value))
+    for name in ("scale_max", "scale_min", "element_max"):
+        TABLE.append(bad("Recipe", ValueError, name, str(value), "> 0", scale_rule="amax", **{name: value}))
 
 TABLE += [
     bad("moe_experts", ValueError, "'nvidia'", "'mxfp4'", MX_RECIPES, act_format="mxfp4", act_recipe="nvidia"),
@@ -308,6 +318,10 @@ TABLE += [
     bad("Recipe", TypeError, "block_rows", "True", "int", block_rows=True),
     bad("Recipe", TypeError, "transform", "str", transform="hadamard"),
     bad("Recipe", TypeError, "scale_max", "'256'", "number", scale_rule="amax", scale_max="256"),
+    bad("Recipe", ValueError, "scale_min", "exact", scale_rule="amax", encode_order="exact", scale_min=0.5),
+    bad("Recipe", ValueError, "amax_dtype", "compressed_tensors", scale_rule="amax", amax_dtype="input"),
+    bad("Recipe", ValueError, "amax_dtype", "transform", scale_rule="amax", amax_dtype="input",
+        encode_order="compressed_tensors", transform=lambda: mxref.Hadamard(4)),
     bad("Hadamard", ValueError, "size", "5", "4", "16", "64", size=5, signs=()),
     bad("Hadamard", ValueError, "size", "'4'", "4", "16", "64", size="4", signs=()),
     bad("Hadamard", ValueError, "size", "4.0", "4", "16", "64", size=4.0),

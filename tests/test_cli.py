@@ -279,10 +279,110 @@ def test_explain_refuses_bad_usage_in_one_line(arguments, message):
     assert message in refusal(mxref_command("explain", *arguments))
 
 
+def test_recipes_says_what_is_chosen_and_what_is_wrong():
+    from mxref.faults import FAULTS
+
+    shown = " ".join(re.sub("[│\\s]+", " ", mxref_command("recipes").stdout).split())
+    assert "divides" in shown and "faults, of its producer" in shown
+    listed = {row["name"]: row for row in json.loads(mxref_command("recipes", "--json", "-").stdout)}
+    assert listed["ocp"]["faults"] == {}
+    for name, row in listed.items():
+        assert row["faults"] == {fault: FAULTS[fault].summary for fault in mxref.RECIPES[name].faults}
+    one = mxref_command("recipes", "modelopt_mxfp4").stdout
+    assert "zero_is_negative: every zero becomes -0" in one and "ties_toward_zero" in one
+
+
+# compare
+
+
+def test_compare_shows_where_recipes_differ():
+    result = mxref_command("compare", "7", "1", "-0.2", "6.5", "--recipes", "ocp,modelopt_mxfp4")
+    assert result.exit_code == 1
+    lines = result.stdout.splitlines()
+    assert lines[0] == "mxfp4, [4], ocp against modelopt_mxfp4: 1 scale bytes, 3 codes and 0 decoded values differ"
+    assert lines[1] == "block [0], scale code 0x7F = 1 against 0x80 = 2"
+    assert lines[3].split() == ["7", "0x07", "0x05", "6", "3", "6", "6"]
+    assert lines[-1] == "1 elements are the same" and len(lines) == 7
+
+
+def test_compare_of_equal_recipes_exits_with_0():
+    result = mxref_command("compare", "1", "2", "-3", "--recipes", "vllm_torch,nvidia", "--format", "nvfp4")
+    assert result.exit_code == 0 and result.stdout == (
+        "nvfp4, [3], vllm_torch against nvidia: every scale byte, code and decoded value is the same\n"
+    )
+    assert json.loads(mxref_command("compare", "1", "--recipes", "ocp,ocp", "--json", "-").stdout)["differing"] == 0
+
+
+def test_compare_counts_every_difference_and_lists_blocks(tmp_path):
+    import numpy as np
+    import torch
+    from safetensors.torch import save_file
+
+    x = torch.randn(6, 100, generator=torch.Generator().manual_seed(5), dtype=torch.float32)
+    x[2, 40], x[4, 99] = torch.nan, -torch.inf
+    np.save(tmp_path / "x.npy", x.numpy())
+    torch.save({"x": x, "y": x}, tmp_path / "x.pt")
+    save_file({"x": x}, tmp_path / "x.safetensors")
+    arguments = ("--recipes", "ocp,torchao_even", "--format", "mxfp8_e4m3", "--json", "-")
+    results = [mxref_command("compare", tmp_path / name, *arguments) for name in ("x.npy", "x.safetensors")]
+    results.append(mxref_command("compare", tmp_path / "x.pt", "--tensor", "x", *arguments))
+    assert all(result.exit_code == 1 and result.stdout == results[0].stdout for result in results)
+    found = json.loads(results[0].stdout)
+    a, b = (mxref.quantize(x, "mxfp8_e4m3", recipe=recipe) for recipe in ("ocp", "torchao_even"))
+    assert found["scale_bytes"] == int((a.scales != b.scales).sum()) and found["codes"] == int((a.codes != b.codes).sum())
+    where = {tuple(index) for index in (a.scales != b.scales).nonzero().tolist()}
+    where |= {(row, column // 32) for row, column in (a.codes != b.codes).nonzero().tolist()}
+    assert {tuple(block["index"]) for block in found["blocks"]} == where and found["differing"] == len(where)
+    for block in found["blocks"]:
+        row, column = block["index"]
+        codes = [e["codes"] for e in block["elements"]]
+        part = slice(32 * column, 32 * column + 32)
+        assert codes == [list(pair) for pair in zip(a.codes[row, part].tolist(), b.codes[row, part].tolist())]
+
+
+def test_compare_spans_rows():
+    result = mxref_command("compare", "1", "2", "--recipes", "nvidia,nvidia_16x16")
+    assert "16 rows" in refusal(result)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("7", "--recipes", "ocp"), "recipes=['ocp']: expected two"),
+        (("7", "--recipes", "ocp,nosuch"), "recipe='nosuch': expected one of ocp"),
+        (("7", "--recipes", "ocp,nvidia"), "no block format fits both"),
+        (("7", "--recipes", "ocp,ocp_even", "--format", "nvfp4"), "does not fit format 'nvfp4'"),
+        (("7", "--recipes", "ocp,ocp_even", "--format", "fp4"), "format='fp4': expected one of mxfp4"),
+        (("seven", "--recipes", "ocp,ocp_even"), "VALUES: 'seven' is no number"),
+        (("no-such.npy", "--recipes", "ocp,ocp_even"), "No such file"),
+        (("7", "--recipes", "ocp,ocp_even", "--tensor", "x"), "--tensor='x' needs a file"),
+    ],
+)
+def test_compare_refuses_bad_usage_in_one_line(arguments, message):
+    assert message in refusal(mxref_command("compare", *arguments))
+
+
+def test_compare_refuses_files_that_hold_no_such_tensor(tmp_path):
+    import numpy as np
+    import torch
+
+    np.save(tmp_path / "wide.npy", np.zeros(3))
+    torch.save({"a": torch.ones(3), "b": torch.ones(3)}, tmp_path / "two.pt")
+    for name in ("bad.pt", "bad.npy", "bad.safetensors"):
+        (tmp_path / name).write_text("garbage")
+        assert f"is no {(tmp_path / name).suffix} file of tensors" in refusal(
+            mxref_command("compare", tmp_path / name, "--recipes", "ocp,ocp_even")
+        )
+    compare = ("--recipes", "ocp,ocp_even")
+    assert "float64: expected a tensor of" in refusal(mxref_command("compare", tmp_path / "wide.npy", *compare))
+    assert "no tensor is named" in refusal(mxref_command("compare", tmp_path / "two.pt", *compare))
+    assert "tensor='c'" in refusal(mxref_command("compare", tmp_path / "two.pt", "--tensor", "c", *compare))
+
+
 # The program
 
 
-@pytest.mark.parametrize("command", [(), ("eval",), ("formats",), ("recipes",), ("explain",)])
+@pytest.mark.parametrize("command", [(), ("eval",), ("formats",), ("recipes",), ("explain",), ("compare",)])
 def test_every_command_has_help(command):
     result = mxref_command(*command, "--help")
     assert result.exit_code == 0 and "Usage:" in result.stdout

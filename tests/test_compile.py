@@ -466,3 +466,18 @@ def test_explain_breaks_the_graph():
         warnings.simplefilter("error", UserWarning)
         told = torch.compile(lambda x: mxref.explain(x * 1, "mxfp4"), backend="aot_eager")(x)
     assert str(told) == str(mxref.explain(x, "mxfp4"))
+
+
+@pytest.mark.parametrize(
+    "format, recipe", [("mxfp8_e4m3", "torchao_even"), ("nvfp4", "modelopt_nvfp4"), ("nvfp4", "compressed_tensors_nvfp4")]
+)
+def test_a_producers_recipe_travels_with_its_faults(format, recipe):
+    """Between two nodes of a graph the recipe is written out and read again, its faults with it."""
+    x = torch.randn(2, 64, dtype=torch.bfloat16)
+    x[0, 3], x[1] = torch.nan, 0.0
+
+    def function(x):
+        q = mxref.quantize(x, format, recipe=recipe)
+        return q, mxref.dequantize(q, torch.bfloat16)
+
+    assert_same(torch.compile(function, backend=Graphs(), fullgraph=True)(x), function(x))

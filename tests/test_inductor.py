@@ -1,5 +1,8 @@
 """The inductor backend: the reference's bits from compiled code, one compilation for all sizes, refusals with a reason."""
 
+import importlib.util
+from dataclasses import replace
+
 import pytest
 import torch
 from torch._dynamo.utils import counters
@@ -10,6 +13,7 @@ from mxref.conformance.cases import cases
 from mxref.registry import kernel
 
 LACKS = kernel("qdq", "inductor").requires()
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 compiles = pytest.mark.skipif(LACKS is not None, reason=str(LACKS))
 
 
@@ -108,7 +112,36 @@ def test_without_a_compiler_it_says_so(monkeypatch):
     assert "no-such-compiler" in kernel("qdq", "inductor").requires()
 
 
-@pytest.mark.parametrize("recipe, reason", [("ocp_mse", "searches"), ("ocp_ceil", None), ("ocp_even", None)])
+KNOWN = [("ocp_mse", "searches"), ("ocp_ceil", None), ("ocp_even", None), ("quark_even_mxfp8", None)]
+PRODUCERS = [("torchao_floor", "a producer's faults"), ("compressed_tensors_mxfp8", "a producer's faults")]
+
+
+@pytest.mark.parametrize("recipe, reason", KNOWN + PRODUCERS)
 def test_refusals_say_why(recipe, reason):
-    found = kernel("quantize", "inductor").accepts(torch.zeros(1, 32), "mxfp4", recipe=recipe)
+    found = kernel("quantize", "inductor").accepts(torch.zeros(1, 32), "mxfp8_e4m3", recipe=recipe)
     assert found is None if reason is None else reason in found
+
+
+@pytest.mark.parametrize("backend", ["inductor", pytest.param("triton", marks=needs_triton)])
+@pytest.mark.parametrize("op", ["quantize", "qdq"])
+@pytest.mark.parametrize(
+    "field, value",
+    [("rounding", "ties_toward_zero"), ("scale_rule", "rfloor"), ("scale_rule", "even_one_bit")]
+    + [("encode_order", "modelopt"), ("scale_min", 0.5), ("element_max", 4.0), ("search", "four_over_six_max")],
+)
+def test_kernels_refuse_what_they_do_not_know(backend, op, field, value):
+    base = "ocp" if field in ("rounding", "scale_rule") else "nvidia"
+    recipe = replace(mxref.RECIPES[base], name="mine", **{field: value})
+    format = "mxfp4" if base == "ocp" else "nvfp4"
+    refused = kernel(op, backend).accepts(torch.zeros(1, 32), format, recipe=recipe)
+    assert field in refused or "searches" in refused
+
+
+@pytest.mark.parametrize("backend", ["inductor", pytest.param("triton", marks=needs_triton)])
+def test_kernels_refuse_a_producers_own_way_to_decode(backend):
+    x = torch.randn(2, 32)
+    for format, recipe in (("nvfp4", "modelopt_nvfp4"), ("mxfp4", "triton_kernels_git_up")):
+        q = mxref.quantize(x, format, recipe=recipe)
+        assert "own way to decode" in kernel("dequantize", backend).accepts(q)
+    q = mxref.quantize(x, "mxfp4", recipe="torchao_floor")
+    assert kernel("dequantize", backend).accepts(q) is None

@@ -489,3 +489,12 @@ def test_quantized_end_to_end(rng):
     a, b = (operand("nvfp4", q.codes, q.scales, q.tensor_scale) for q in (qa, qb))
     got = mxref.matmul(mxref.quantize(torch.from_numpy(x), "nvfp4"), mxref.quantize(torch.from_numpy(w), "nvfp4"))
     assert_same_bits(got, rounded(products.blockwise(a, b)))
+
+
+def test_scales_that_mean_something_else_are_refused():
+    """triton_kernels decodes scale byte 0 to 0; a product would take it for 2**-127."""
+    q = mxref.quantize(torch.ones(2, 32), "mxfp4", recipe="triton_kernels_git_up")
+    with pytest.raises(ValueError, match="b has recipe 'triton_kernels_git_up', whose scales do not mean"):
+        mxref.matmul(torch.ones(2, 32), q)
+    q = mxref.quantize(torch.ones(2, 32), "nvfp4", recipe="modelopt_nvfp4")
+    assert (mxref.matmul(q, q) == 32).all()

@@ -26,6 +26,10 @@ FORMATS = {
     "mxint8": "int8",
 }
 RECIPES = {"ocp": "floor", "ocp_even": "even", "ocp_ceil": "ceil", "ocp_rceil": "rceil"}
+RULES = {name: (name, rule) for name, rule in RECIPES.items()}
+RULES |= {
+    rule: (mxref.Recipe(rule, rule), rule) for rule in ("even_one_bit", "rfloor")
+}  # which no recipe has for every format
 
 
 def scale_bytes(amaxes: np.ndarray, format, recipe) -> torch.Tensor:
@@ -35,22 +39,22 @@ def scale_bytes(amaxes: np.ndarray, format, recipe) -> torch.Tensor:
     return mxref.quantize(torch.as_tensor(amaxes), single, recipe=recipe).scales
 
 
-@pytest.mark.parametrize("recipe", list(RECIPES))
+@pytest.mark.parametrize("recipe, rule", RULES.values(), ids=RULES)
 @pytest.mark.parametrize("format", list(FORMATS))
-def test_every_boundary_by_rationals(format, recipe):
+def test_every_boundary_by_rationals(format, recipe, rule):
     element = ELEMENTS[FORMATS[format]]
     amaxes = mx.boundary_amaxes(element)
-    expected = [mx.RULES[RECIPES[recipe]](Fraction(float(a)), element) + 127 for a in amaxes]
-    assert_same_bits(scale_bytes(amaxes, format, recipe), np.uint8(expected), f"{format} {recipe}")
-    assert_same_bits(scale_bytes(-amaxes, format, recipe), np.uint8(expected), f"{format} {recipe}, negative")
+    expected = [mx.RULES[rule](Fraction(float(a)), element) + 127 for a in amaxes]
+    assert_same_bits(scale_bytes(amaxes, format, recipe), np.uint8(expected), f"{format} {rule}")
+    assert_same_bits(scale_bytes(-amaxes, format, recipe), np.uint8(expected), f"{format} {rule}, negative")
 
 
-@pytest.mark.parametrize("recipe", list(RECIPES))
+@pytest.mark.parametrize("recipe, rule", RULES.values(), ids=RULES)
 @pytest.mark.parametrize("format", list(FORMATS))
-def test_every_bfloat16_amax(format, recipe):
+def test_every_bfloat16_amax(format, recipe, rule):
     patterns = torch.arange(1, 0x7F80, dtype=torch.int16).view(torch.bfloat16)
-    expected = mx.exponents_float64(patterns.double().numpy(), ELEMENTS[FORMATS[format]], RECIPES[recipe]) + 127
-    assert_same_bits(scale_bytes(patterns, format, recipe), np.uint8(expected), f"{format} {recipe}")
+    expected = mx.exponents_float64(patterns.double().numpy(), ELEMENTS[FORMATS[format]], rule) + 127
+    assert_same_bits(scale_bytes(patterns, format, recipe), np.uint8(expected), f"{format} {rule}")
 
 
 @pytest.mark.parametrize("format", list(FORMATS))

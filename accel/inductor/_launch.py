@@ -69,7 +69,8 @@ def encoding(call: QuantizeCall) -> Encoding:
     """What encoding a checked call needs."""
     blocks = call.grid.to_blocks(call.x)
     scale = call.tensor_scale(lambda granularity: _finite_amax(blocks, call, granularity))
-    of_blocks = [scale_of_blocks(None if scale is None else part, call.grid) for part in scale or (None, None)]
+    parts = (None, None) if scale is None else (scale.stored, scale.forward)
+    of_blocks = [scale_of_blocks(part, call.grid) for part in parts]
     return Encoding(blocks, scale and scale.stored, tuple(of_blocks))
 
 

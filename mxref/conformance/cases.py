@@ -100,11 +100,11 @@ def _tile_codes(element: str) -> torch.Tensor:
 
 def recipes_of(format: str) -> list[Recipe]:
     """Every named recipe that fits, and one for each policy that no named recipe has; not those with a producer's faults,
-    which are the reference's alone."""
+    which are the reference's alone, nor those that raise for NaN, which inputs hold."""
     block = mxref.BLOCK_FORMATS[format]
     own = "ocp" if block.scale.is_power_of_two else "nvidia"
     base = mxref.RECIPES[own]
-    fitting = [r for r in mxref.RECIPES.values() if r.fits(block) and not r.faults]
+    fitting = [r for r in mxref.RECIPES.values() if r.fits(block) and not r.faults and r.nan != "raise"]
     roundings = [replace(base, name=f"{own}_{r}", rounding=r) for r in ROUNDINGS if r != "nearest_even"]
     policies = [
         replace(base, name=f"{own}_inf_saturates", inf="saturate"),

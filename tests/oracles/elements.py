@@ -96,7 +96,7 @@ ELEMENTS = {
 }
 FLOAT_ELEMENTS = ["e2m1", "e2m3", "e3m2", "e4m3", "e5m2"]
 ALL_ELEMENTS = list(ELEMENTS)
-DETERMINISTIC_ROUNDINGS = ["nearest_even", "toward_zero", "ties_away", "away_from_zero"]
+DETERMINISTIC_ROUNDINGS = ["nearest_even", "toward_zero", "ties_away", "ties_toward_zero", "away_from_zero"]
 
 
 def decode(code: int, element: Element):
@@ -172,6 +172,8 @@ def _rounds_up(discarded: Fraction, low_code: int, rounding: str, random_word: i
         return discarded > half or (discarded == half and low_code % 2 == 1)
     if rounding == "ties_away":
         return discarded >= half
+    if rounding == "ties_toward_zero":
+        return discarded > half
     if rounding == "toward_zero":
         return False
     if rounding == "away_from_zero":
@@ -201,6 +203,7 @@ def encode_float64(
     up = {
         "nearest_even": (magnitude > middle) | ((magnitude == middle) & (low % 2 == 1)),
         "ties_away": magnitude >= middle,
+        "ties_toward_zero": magnitude > middle,
         "toward_zero": np.zeros(low.shape, dtype=bool),
         "away_from_zero": magnitude > ladder[low],
     }[rounding]

@@ -46,7 +46,31 @@ def even_exponent(amax: Fraction, element: Element) -> int:
     return clamp(floor_log2(Fraction(float(float32_from_bits(pattern)))) - element.emax)
 
 
-RULES = {"floor": floor_exponent, "even": even_exponent, "ceil": ceil_exponent, "rceil": rceil_exponent}
+def even_one_bit_exponent(amax: Fraction, element: Element) -> int:
+    """Rounded up from 1.75 times a power of two on; past the top counts as 128."""
+    exponent = floor_log2(amax)
+    threshold = Fraction(2) ** exponent * Fraction(7, 4) if exponent >= -126 else Fraction(2) ** -126 * Fraction(3, 4)
+    if exponent < -126:  # bits of a subnormal carry into the exponent at 3/4 of the smallest normal number
+        return clamp((-126 if amax >= threshold else exponent) - element.emax)
+    return clamp(exponent + (amax >= threshold) - element.emax)
+
+
+def rfloor_exponent(amax: Fraction, element: Element) -> int:
+    """The largest e with max * 2**e <= amax, found by trying."""
+    e = floor_log2(amax) - element.emax + 2
+    while element.max * Fraction(2) ** e > amax:
+        e -= 1
+    return clamp(e)
+
+
+RULES = {
+    "floor": floor_exponent,
+    "even": even_exponent,
+    "even_one_bit": even_one_bit_exponent,
+    "ceil": ceil_exponent,
+    "rceil": rceil_exponent,
+    "rfloor": rfloor_exponent,
+}
 
 
 def element_codes(
@@ -152,6 +176,12 @@ def exponents_float64(amax: np.ndarray, element: Element, rule: str) -> np.ndarr
         with np.errstate(all="ignore"):
             bumped = pattern.view(np.float32).astype(np.float64)
         e = np.where(pattern >= 0x7F800000, 128, np.frexp(np.where(np.isfinite(bumped), bumped, 1.0))[1] - 1)
+    elif rule == "even_one_bit":
+        normal = exponent - 1 >= -126
+        e = np.where(normal, exponent - 1 + (fraction >= 0.875), np.where(amax >= 0.75 * 2.0**-126, -126, exponent - 1))
+    elif rule == "rfloor":
+        low = exponent - 1 - element.emax - 1
+        e = low + sum((np.ldexp(float(element.max), low + 1 + i) <= amax).astype(int) for i in range(2)) + element.emax
     else:
         assert rule == "rceil"
         low = exponent - 1 - element.emax - 1
@@ -162,7 +192,7 @@ def exponents_float64(amax: np.ndarray, element: Element, rule: str) -> np.ndarr
 def boundary_amaxes(element: Element) -> np.ndarray:
     """float32 amaxes at, one ulp below and one ulp above every binade and every place where a rule turns."""
     binades = np.arange(-149, 128, dtype=np.float64)
-    factors = [1.0, float(element.max) / 2.0**element.emax, 2 - 2.0 ** -(mantissa_bits(element) + 1), 1.5, 1.25]
+    factors = [1.0, float(element.max) / 2.0**element.emax, 2 - 2.0 ** -(mantissa_bits(element) + 1), 1.75, 1.5, 1.25]
     exact = np.unique(np.concatenate([np.ldexp(f, binades.astype(int)) for f in factors]))
     exact = exact.astype(np.float32)[exact.astype(np.float32) == exact]
     top = np.finfo(np.float32).max
