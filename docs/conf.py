@@ -7,8 +7,12 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+import torch  # noqa: E402
+
 import mxref  # noqa: E402
 from docs._generate import pages  # noqa: E402
+
+torch.set_num_threads(1)  # the tensors of a page are small
 
 project = "mxref"
 author = "the authors of mxref"
