@@ -57,6 +57,10 @@ def test_the_record_is_current():
     assert RECORD.read_text() == producer_table.as_text(lines)
     record = json.loads(RECORD.read_text())
     assert len(record["rows"]) == len(lines) and sum(row["differing"] for row in record["rows"]) == 0
+    decision = (RECORD.parents[2] / "docs" / "decisions" / "19-producers.md").read_text()
+    for reason in {line.reason for line in lines if line.excepted}:
+        count = sum(line.excepted for line in lines if line.reason == reason)
+        assert f"({count:,}" in decision, reason
 
 
 def test_every_recipe_of_a_producer_is_in_the_table():
@@ -139,6 +143,32 @@ def test_a_producer_is_for_the_formats_it_was_recorded_in(name, format):
     else:
         with pytest.raises(ValueError, match=f"recipe '{name}' is for "):
             mxref.quantize(torch.ones(1, block.block_size), format, recipe=name)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_producers_recipe_takes_any_shape(name):
+    """Tails, strides, another axis and empty tensors, of special values too, mean what contiguous rows do."""
+    row = mxref.RECIPES[name]
+    format = next(f for f, block in mxref.BLOCK_FORMATS.items() if row.fits(block))
+    size = mxref.BLOCK_FORMATS[format].block_size
+    x = torch.randn(32, 2 * size, generator=torch.Generator().manual_seed(3)) * 3
+    x[0, :3] = torch.tensor([0.0, -0.0, 2.0**-140])
+    if row.nan != "raise" and format != "nvfp4":
+        x[1, 0], x[2, size] = torch.nan, -torch.inf
+    whole = mxref.quantize(x, format, recipe=name)
+    along = mxref.quantize(x.T, format, recipe=name, axis=0)
+    assert_same_bits(along.codes.T, whole.codes)
+    assert_same_bits(along.scales.T, whole.scales)
+    strided = torch.stack([x, x + 1], dim=-1)[..., 0]
+    assert_same_bits(mxref.qdq(strided, format, recipe=name), mxref.dequantize(whole))
+    padded = x.clone()
+    padded[:, size + 5 :] = 0.0
+    short, long = (mxref.quantize(v, format, recipe=name) for v in (padded[:, : size + 5], padded))
+    assert_same_bits(short.codes, long.codes[:, : size + 5])
+    assert_same_bits(short.scales, long.scales)
+    for shape in ((0, size), (32, 0)):
+        empty = torch.zeros(shape)
+        assert mxref.dequantize(mxref.quantize(empty, format, recipe=name)).shape == shape
 
 
 def test_gfloat_raises_for_nan():
