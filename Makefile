@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench docs clean
 
 demo: $(READY)            ## the main job: evaluate the embedded model in every format
 	$(BIN)/mxref eval
@@ -19,10 +19,15 @@ bench: $(READY)           ## CPU benchmarks, beside other libraries
 	$(BIN)/pip install -q -c constraints.txt -e '.[test,peers]'
 	$(BIN)/python -m pytest benchmarks --benchmark-only
 
+docs: $(READY)            ## the book of the formats: docs/_build/html/index.html
+	$(BIN)/pip install -q -c constraints.txt -e '.[test,docs]'
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	$(BIN)/python -m docs._generate.links docs/_build/html
+
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q -c constraints.txt -e '.[test]'
 	touch $@
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) docs/_build docs/formats docs/elements

@@ -1,0 +1,178 @@
+"""The committed records of measurements, as tables. Nothing here measures."""
+
+import json
+from pathlib import Path
+
+from docs._generate.markdown import short, table
+
+ROOT = Path(__file__).parent.parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def record(name: str) -> dict:
+    """A record by its file name without `.json`."""
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def source(name: str) -> str:
+    """Where a table comes from: file, machine, versions, commit, date."""
+    data = record(name)
+    info = {**data, **data.get("machine_info", {})}
+    device = info.get("device", "")
+    versions = [f"{library} {info[library]}" for library in ("torch", "triton") if library in info]
+    parts = [f"`benchmarks/results/{name}.json`", device, *versions, f"commit {info['commit']}", info["date"]]
+    return "Record: " + ", ".join(part for part in parts if part) + "."
+
+
+def records() -> str:
+    """Every record with where and when it was made."""
+    rows = []
+    for path in sorted(RESULTS.glob("*.json")):
+        data = record(path.stem)
+        info = {**data, **data.get("machine_info", {})}
+        rows.append(
+            (
+                f"`{path.name}`",
+                info.get("device", "-"),
+                info.get("torch", "-"),
+                info.get("commit", "-"),
+                info.get("date", "-"),
+            )
+        )
+    return table(("record", "device", "torch", "commit", "date"), rows)
+
+
+def conformance_counts(name: str) -> str:
+    """One sentence of counts."""
+    data = record(name)
+    return f"{data['passed']:,} cases passed, {data['failed']} failed, {data['refused']} refused"
+
+
+def conformance(name: str) -> str:
+    """Passed cases by op and format; what failed or was refused beside them."""
+    data = record(name)
+    cells: dict[tuple[str, str], list[int]] = {}
+    for row in data["rows"]:
+        cell = cells.setdefault((row["op"], row["format"] or "-"), [0, 0, 0])
+        for i, outcome in enumerate(("passed", "failed", "refused")):
+            cell[i] += row[outcome]
+    rows = []
+    for op in dict.fromkeys(op for op, _ in cells):
+        formats = {format: cell for (of, format), cell in cells.items() if of == op}
+        listed = ", ".join(f"{format} {_counts(*cell)}" for format, cell in formats.items())
+        rows.append(
+            (
+                f"`{op}`",
+                sum(c[0] for c in formats.values()),
+                sum(c[1] for c in formats.values()),
+                sum(c[2] for c in formats.values()),
+                listed,
+            )
+        )
+    return table(("op", "passed", "failed", "refused", "by format"), rows, "lrrrl")
+
+
+def _counts(passed: int, failed: int, refused: int) -> str:
+    return f"{passed}" + (f" ({failed} failed)" if failed else "") + (f" ({refused} refused)" if refused else "")
+
+
+def refusals(name: str) -> str:
+    """Why cases were refused, and how often."""
+    reasons: dict[str, int] = {}
+    for row in record(name)["rows"]:
+        for reason in row["reasons"]:
+            reasons[reason] = reasons.get(reason, 0) + row["refused"]
+    return (
+        table(("reason", "cases at most"), [(reason, count) for reason, count in reasons.items()], "lr")
+        if reasons
+        else "None."
+    )
+
+
+def exhaustive() -> str:
+    """All float32 patterns, format by format."""
+    rows = [(row["format"], f"{row['patterns']:,}", row["differing"]) for row in record("exhaustive-encode-h200")["rows"]]
+    return table(("element format", "patterns encoded", "differing"), rows, "lrr")
+
+
+def function_accuracy() -> str:
+    """Largest errors of the fixed-order functions."""
+    data = record("function-accuracy")
+    columns = [key for key in data["rows"][0] if key not in ("function",) and not key.endswith(", at")]
+    rows = [(f"`{row['function']}`", *(_cell(row.get(column)) for column in columns)) for row in data["rows"]]
+    return table(("function", *columns), rows, "l" + "r" * len(columns))
+
+
+def _cell(value: object) -> str:
+    return "" if value is None else short(value) if isinstance(value, float) else str(value)
+
+
+def cpu_speed() -> str:
+    """QDQ on a CPU beside other libraries and a copy."""
+    medians: dict[str, dict[str, float]] = {}
+    for benchmark in record("qdq-cpu")["benchmarks"]:
+        info = benchmark["extra_info"]
+        medians.setdefault(info["contender"], {})[info["dtype"]] = 1e3 * benchmark["stats"]["median"]
+    dtypes = ("float32", "bfloat16")
+    rows = []
+    for name, times in sorted(medians.items(), key=lambda item: item[1].get("float32", 0)):
+        rows.append((name, *(f"{times[d]:.0f} ({times[d] / medians['copy'][d]:.1f})" if d in times else "" for d in dtypes)))
+    return table(("contender", *(f"{d}, ms (times a copy)" for d in dtypes)), rows, "lrr")
+
+
+def gpu_speed() -> str:
+    """Element-wise kernels: speed over that of a copy, for every size of the record."""
+    data = [row for row in record("elementwise-h200")["rows"] if "failed" not in row]
+    ops = list(dict.fromkeys(row["op"] for row in data))
+    rows = []
+    for size in dict.fromkeys(tuple(row["size"]) for row in data):
+        for library, format in dict.fromkeys((r["library"], r["format"]) for r in data if tuple(r["size"]) == size):
+            speeds = {
+                r["op"]: f"{r['of_a_copy']:.2f}"
+                for r in data
+                if (tuple(r["size"]), r["library"], r["format"]) == (size, library, format)
+            }
+            rows.append((f"{list(size)}", library, format, *(speeds.get(op, "") for op in ops)))
+    return table(("size", "library", "format", *(f"`{op}`" for op in ops)), rows, "lll" + "r" * len(ops))
+
+
+def evaluation() -> str:
+    """What each format costs the embedded model."""
+    rows = []
+    for row in record("eval-embedded-cpu")["rows"]:
+        change = "" if row["change"] is None else f"{row['change']:+.4f} ± {row['change_error']:.4f}"
+        snr = "" if row["snr_db"] is None else f"{row['snr_db']:.1f}"
+        rows.append(
+            (
+                row["weights"],
+                row["activations"],
+                row["recipe"] or "",
+                f"{row['bits_per_byte']:.4f}",
+                change,
+                f"{row['bits_per_weight']:.2f}",
+                snr,
+            )
+        )
+    header = ("weights", "activations", "recipe", "bits/byte", "change ± standard error", "bits/weight", "SNR dB")
+    return table(header, rows, "lllrrrr")
+
+
+def evaluated_model() -> str:
+    """What was evaluated, in a sentence."""
+    data = record("eval-embedded-cpu")
+    share = 100 * data["quantized_weights"] / data["parameters"]
+    model = f"{data['parameters'] / 1e6:.1f} million parameters, {share:.0f} % of them quantized"
+    return f"{model}, on {data['scored_bytes']:,} bytes of text"
+
+
+def dispatch() -> str:
+    """What a call costs before any work."""
+    medians = {b["extra_info"]["contender"]: 1e6 * b["stats"]["median"] for b in record("dispatch-cpu")["benchmarks"]}
+    return table(("call", "median µs"), [(name, f"{value:.1f}") for name, value in medians.items()], "lr")
+
+
+def dashboard() -> str:
+    """A link to the interactive view, where one was put into docs/_extra/dashboard."""
+    there = (ROOT / "docs" / "_extra" / "dashboard" / "index.html").exists()
+    link = '<a href="../dashboard/index.html">The interactive view</a> shows the same records.'
+    return link if there else "The tables are all there is to see; the records are plain JSON."

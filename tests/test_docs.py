@@ -1,0 +1,140 @@
+"""The book of the formats: pages render, their code runs, their numbers are computed, tables and links are right."""
+
+import re
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+pytest.importorskip("transformers")  # the tutorials need the extra [models]
+
+from docs._generate import formats, links, markdown, pages, questions, storage
+from mxref.formats import BLOCK_FORMATS, ELEMENT_FORMATS
+
+DOCS = Path(__file__).parent.parent / "docs"
+WRITTEN = sorted(
+    path
+    for path in DOCS.rglob("*.md")
+    if path.relative_to(DOCS).parts[0] not in ("_build", "formats", "elements", "decisions", "example_kernel")
+)
+NAMES = [str(path.relative_to(DOCS)) for path in WRITTEN]
+
+# What is not prose: code, expressions, the targets of links, and what stands in tags.
+NO_PROSE = re.compile(r"^```.*?^```|\{\{.*?\}\}|`[^`\n]*`|\]\([^)]*\)|<[^>\n]*>|^    .*$", re.DOTALL | re.MULTILINE)
+# Numbers that prose may hold: clauses and versions of named documents, the element that is counted from, numbered lists.
+ALLOWED = re.compile(
+    r"(?:OCP )?(?:MX|OFP8) v?\d+\.\d+(?:, \d+(?:\.\d+)*)?|version \d+\.\d+"
+    r"|[Ee]lement [01]\b|[Bb]yte [01]\b|[+-]0\b|^\d+\. |\b\d+-bit\b",
+    re.MULTILINE,
+)
+TYPED = re.compile(r"(?<![\w.])(?<![a-z]-)\d[\d.,]*(?!\w)")
+
+
+def typed_numbers(source: str) -> list[str]:
+    """Numbers that stand in the prose of a page as digits: not part of a name such as FP4, not computed, not allowed."""
+    return TYPED.findall(ALLOWED.sub(" ", NO_PROSE.sub(" ", source)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_renders_and_its_code_runs(name):
+    rendered = pages.render((DOCS / name).read_text(encoding="utf-8"), name)
+    assert "{{" not in rendered and str(DOCS.parent) not in rendered
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_numbers_in_prose_are_computed(name):
+    assert typed_numbers((DOCS / name).read_text(encoding="utf-8")) == []
+
+
+def test_a_typed_number_is_seen():
+    page = "E2M1 reaches 6, MXFP4 has `32` elements, {{ 4 }}; OCP MX v1.0, 6.3; [a link](page-7.md).\n\n1. one\n2. 448.0\n"
+    assert typed_numbers(page) == ["6,", "448.0"]
+
+
+def test_code_is_run_and_shown_with_what_it_prints():
+    rendered = pages.render("```python\nprint({{ 1 + 1 }} * 3)\n```\n\n```python\nx = 1\n```\n")
+    assert rendered.count("```python") == 2 and ":class: output\n6\n```" in rendered
+    with pytest.raises(ZeroDivisionError):
+        pages.render("```python\n1 / 0\n```\n")
+    with pytest.raises(Exception, match="nowhere"):
+        pages.render("{{ nowhere }}")
+
+
+def test_every_format_has_its_page():
+    generated = pages.generated_pages()
+    assert len(generated) == len(ELEMENT_FORMATS) + len(BLOCK_FORMATS)
+    for name, text in generated.items():
+        assert text.startswith("# ") and "<svg" in text, name
+
+
+FOREIGN = {
+    "e2m1": ml_dtypes.float4_e2m1fn,
+    "e2m3": ml_dtypes.float6_e2m3fn,
+    "e3m2": ml_dtypes.float6_e3m2fn,
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_the_values_shown_are_those_of_ml_dtypes(name):
+    element = ELEMENT_FORMATS[name]
+    cells = [[cell.strip(" `") for cell in row.split("|")[1:-1]] for row in formats.values(element).splitlines()[2:]]
+    for code, bits, value, negative in cells:
+        expected = np.array([int(code, 16)], np.uint8).view(FOREIGN[name]).astype(np.float64)[0]
+        assert float(value) == expected and int(bits.replace(" ", ""), 2) == int(code, 16)
+        assert np.array([int(negative, 16)], np.uint8).view(FOREIGN[name]).astype(np.float64)[0] == -expected
+
+
+@pytest.mark.parametrize("name, dtype", [("e4m3", ml_dtypes.float8_e4m3fn), ("e5m2", ml_dtypes.float8_e5m2)])
+def test_the_grids_of_eight_bits_are_those_of_ml_dtypes(name, dtype):
+    rows = re.findall(r"^\| \*\*(\w)_\*\* \|(.*)\|$", formats.values(ELEMENT_FORMATS[name]), re.MULTILINE)
+    expected = np.arange(256, dtype=np.uint8).view(dtype).astype(np.float64)
+    shown = [cell.strip() for _, row in rows for cell in row.split("|")]
+    for text, value in zip(shown, expected, strict=True):
+        assert (text == "NaN") if np.isnan(value) else read(text) == value and np.signbit(read(text)) == np.signbit(value)
+
+
+def read(text: str) -> float:
+    """The number that `markdown.exact` wrote."""
+    significand, _, power = text.rpartition(" × ")
+    if "2^" not in power:
+        return float(text)
+    sign = -1.0 if text.startswith("-") else 1.0
+    return sign * abs(float(significand or 1)) * 2.0 ** int(power.removeprefix("-").removeprefix("2^"))
+
+
+@pytest.mark.parametrize(
+    "value", [0.0, -0.0, 1.5, 448.0, 2.0**-127, -(2.0**-9), 1.25 * 2.0**-14, 57344.0, 1.75 * 2.0**126, 6.1]
+)
+def test_numbers_are_written_exactly(value):
+    assert read(markdown.exact(value)) == value and np.signbit(read(markdown.exact(value))) == np.signbit(value)
+
+
+def test_every_question_has_its_section():
+    page = (DOCS / "questions.md").read_text(encoding="utf-8")
+    sections = [
+        re.sub(r"[^a-z0-9_ -]", "", title.lower().replace(".", " "))
+        for title in re.findall(r"^## (.*)$", page, re.MULTILINE)
+    ]
+    assert [re.sub(r"[ _]+", "-", section) for section in sections] == [section for _, section, _, _ in questions.QUESTIONS]
+    for _, _, target, _ in questions.QUESTIONS:
+        folder = target.split("/")[0]
+        assert (DOCS / target).exists() or f"{folder}/{Path(target).name}" in pages.generated_pages()
+
+
+def test_tile_offsets_are_where_the_formula_says():
+    for r, c in ((0, 0), (37, 2), (127, 3), (128, 0), (300, 9)):
+        assert storage.tile_offset(r, c, 10) == 512 * (r // 128 * 3 + c // 4) + r % 32 * 16 + r % 128 // 32 * 4 + c % 4
+
+
+def test_broken_links_are_seen(tmp_path):
+    (tmp_path / "a.html").write_text(
+        '<p id="here"><a href="b.html#there">b</a><a href="#here">h</a><a href="https://x.org">x</a>'
+    )
+    (tmp_path / "b.html").write_text('<p id="there"><a href="a.html#gone">a</a><a href="c.html">c</a><img src="d.png">')
+    assert links.broken_links(tmp_path) == ["b.html: a.html#gone", "b.html: c.html", "b.html: d.png"]
+
+
+def test_the_records_shown_are_committed():
+    shown = set(re.findall(r'measured\.\w+\("([\w-]+)"\)', "".join(path.read_text(encoding="utf-8") for path in WRITTEN)))
+    assert shown and all((DOCS.parent / "benchmarks" / "results" / f"{name}.json").exists() for name in shown)
