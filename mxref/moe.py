@@ -243,10 +243,7 @@ def check_experts(
     x, w13, w2, topk_ids, topk_weights, activation, act_format, act_tensor_scales, act_recipe, bias13, bias2, gate_up,
     intermediate_dtype, apply_router_weight_on_input, round_per_slot, expert_map, seed, semantics, out_dtype, values=True,
 ) -> dict[str, str | torch.Tensor | None]:  # fmt: skip
-    """Check the arguments of `moe_experts`; returns what `quantize_rows` takes as the tensor scale at each quantization point.
-
-    `values=False` looks at no value of a tensor: nothing is read back from a device.
-    """
+    """Check the arguments of `moe_experts`, by `values` or not what tensors hold; the scale of each quantization point."""
     check_choice("activation", activation, tuple(ACTIVATIONS))
     check_choice("gate_up", gate_up, GATE_UP_LAYOUTS)
     check_choice("semantics", semantics, SEMANTICS)
@@ -318,9 +315,7 @@ def _activation_scales(format, scales, recipe, seed, experts: int, values: bool)
     if not isinstance(scales, (tuple, list)) or len(scales) != len(QUANTIZATION_POINTS):
         raise ValueError(f"act_tensor_scales is a {type(scales).__name__}: expected 'per_tensor' or a pair of tensors")
     for scale in scales:
-        if values:
-            check_scale("act_tensor_scales", scale)
-        check_tensor("act_tensor_scales", scale, torch.float32)
+        check_scale("act_tensor_scales", scale) if values else check_tensor("act_tensor_scales", scale, torch.float32)
         if tuple(scale.shape) not in ((), (1,), (experts,)):
             raise ValueError(f"act_tensor_scales has shape {list(scale.shape)}: expected a scalar or [E] with E={experts}")
     return dict(zip(QUANTIZATION_POINTS, scales))

@@ -29,14 +29,15 @@ from accel.triton._tiles import (
     widen,
 )
 
-SAFE_LOW, SAFE_HIGH = tl.constexpr(127 - 50), tl.constexpr(127 + 50)  # E8M0 codes: 2^50 * 2^50 * dots stay in float32
-OPERAND_SHIFT = 64  # packed pairs decode to values times 2^-64, rows to values times 2^64: bfloat16 has room for both
-SHIFT_UP, PAIR_FACTOR = tl.constexpr(2.0**OPERAND_SHIFT), tl.constexpr(2.0 ** (126 - OPERAND_SHIFT))
+# E8M0 codes: 2^50 * 2^50 * dots stay in float32
+SAFE_LOW, SAFE_HIGH = tl.constexpr(127 - 50), tl.constexpr(127 + 50)
+SHIFT_UP, PAIR_FACTOR = tl.constexpr(2.0**64), tl.constexpr(2.0 ** (126 - 64))  # bfloat16 pairs are 2^-64 too large
+HALF_SHIFT = tl.constexpr(2.0**7)  # float16 pairs are 2^-7 too large
 
 
 @triton.jit
 def safe_code(code):
-    return ((code >= SAFE_LOW) & (code <= SAFE_HIGH)) | (code == 255)
+    return (code >= SAFE_LOW) & (code <= SAFE_HIGH)
 
 
 @triton.jit
@@ -52,7 +53,7 @@ def quantize_rows_kernel(
     x_row, k_size, values_row, part_stride,
     BLOCKS: tl.constexpr, SIZE: tl.constexpr, ROWS_A_SOURCE: tl.constexpr, WEIGHTED: tl.constexpr,
     ACTIVATION: tl.constexpr, GATED: tl.constexpr, INTERLEAVED: tl.constexpr, STORED: tl.constexpr,
-    PAIRED: tl.constexpr, PARTS: tl.constexpr,
+    PAIRED: tl.constexpr, HALF: tl.constexpr, PARTS: tl.constexpr,
     SOURCE: tl.constexpr, PER_EXPERT: tl.constexpr, LARGEST: tl.constexpr, POWER_OF_TWO: tl.constexpr,
     SCALE_MAX_CODE: tl.constexpr, SCALE_MANTISSA: tl.constexpr, SCALE_LOWEST: tl.constexpr, SCALE_MAX: tl.constexpr,
     SIXTH: tl.constexpr, MANTISSA: tl.constexpr, LOWEST: tl.constexpr, MAX: tl.constexpr, EMAX: tl.constexpr,
@@ -60,8 +61,8 @@ def quantize_rows_kernel(
 ):  # fmt: skip
     """One row: activation, tensor scale, block scales, codes; stores what the codes are worth times their block scale.
 
-    Row r of the operand comes from row r // `ROWS_A_SOURCE` of x. `PARTS` 2: integer parts and rests apart. `PAIRED`: of each
-    eight values, in the order 0, 4, 1, 5, 2, 6, 3, 7, in which packed pairs decode.
+    Row r of the operand comes from row r // `ROWS_A_SOURCE` of x. `PARTS` 2: integer parts and rests apart. `PAIRED`: of
+    each eight values, in the order 0, 4, 1, 5, 2, 6, 3, 7, in which packed pairs decode.
     """
     row = tl.program_id(0).to(tl.int64)
     k = tl.arange(0, BLOCKS)[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
@@ -113,7 +114,7 @@ def quantize_rows_kernel(
         safe = tl.full((), 1, tl.int32)
     sum, anchor = round_to_step(tl.abs(quotient), MANTISSA, LOWEST, MAX)
     element = tl.where(quotient < 0.0, anchor - sum, sum - anchor)
-    factor = tl.where(poisoned, float("nan"), factor)[:, None] * (SHIFT_UP if PAIRED else 1.0)
+    factor = tl.where(poisoned, float("nan"), factor)[:, None] * (SHIFT_UP if PAIRED and not HALF else 1.0)
     k = (k & -8) | (k & 3) << 1 | (k >> 2 & 1) if PAIRED else k
     place = values_ptr + row * values_row + k
     inside = k < values_row
@@ -130,28 +131,50 @@ def quantize_rows_kernel(
     tl.store(safe_ptr + row, safe)
 
 
-@triton.jit
-def decoded_pairs(word, factor):
-    """Eight tensors of bfloat16: the FP4 codes 0, 4, 1, 5, 2, 6, 3, 7 of int32 words times `factor`, two bfloat16 in int32.
+BFLOAT16_PAIRS = tl.constexpr("""{
+    .reg .b32 a, b, c, d, t;
+    shl.b32 a, $8, 12; shl.b32 t, $8, 6; and.b32 a, a, 0x80008000; and.b32 t, t, 0x01c001c0; or.b32 a, a, t;
+    shl.b32 b, $8, 8; shl.b32 t, $8, 2; and.b32 b, b, 0x80008000; and.b32 t, t, 0x01c001c0; or.b32 b, b, t;
+    shl.b32 c, $8, 4; shr.b32 t, $8, 2; and.b32 c, c, 0x80008000; and.b32 t, t, 0x01c001c0; or.b32 c, c, t;
+    and.b32 d, $8, 0x80008000; shr.b32 t, $8, 6; and.b32 t, t, 0x01c001c0; or.b32 d, d, t;
+    mul.rn.bf16x2 a, a, $9; mul.rn.bf16x2 b, b, $9; mul.rn.bf16x2 c, c, $9; mul.rn.bf16x2 d, d, $9;
+    mov.b32 {$0, $1}, a; mov.b32 {$2, $3}, b; mov.b32 {$4, $5}, c; mov.b32 {$6, $7}, d;
+}""")  # a code's bits where bfloat16 has sign, lowest exponent bits and highest mantissa bit: its value times 2^-126
+FLOAT16_PAIRS = tl.constexpr("""{
+    .reg .b32 a, b, c, d, t, u, v;
+    shl.b32 t, $8, 1; and.b32 t, t, 0x0e0e0e0e; shl.b32 v, $8, 4; and.b32 v, v, 0x80808080; or.b32 t, t, v;
+    shr.b32 u, $8, 3; and.b32 u, u, 0x0e0e0e0e; and.b32 v, $8, 0x80808080; or.b32 u, u, v;
+    prmt.b32 a, t, 0, 0x2404; prmt.b32 b, u, 0, 0x2404; prmt.b32 c, t, 0, 0x3414; prmt.b32 d, u, 0, 0x3414;
+    mul.rn.f16x2 a, a, $9; mul.rn.f16x2 b, b, $9; mul.rn.f16x2 c, c, $9; mul.rn.f16x2 d, d, $9;
+    mov.b32 {$0, $1}, a; mov.b32 {$2, $3}, b; mov.b32 {$4, $5}, c; mov.b32 {$6, $7}, d;
+}""")  # the same in the upper byte of float16: a code's value times 2^-14
 
-    A code's bits, put where bfloat16 has sign, lowest exponent bits and highest mantissa bit, are its value times 2^-126.
-    """
+
+@triton.jit
+def decoded_pairs(word, factor, HALF: tl.constexpr):
+    """Eight tensors: FP4 codes 0, 4, 1, 5, 2, 6, 3, 7 of int32 words, scaled as the constants say, times `factor`, twice the
+    same bfloat16 or float16 in int32."""
+    if HALF:
+        return tl.inline_asm_elementwise(
+            FLOAT16_PAIRS, "=h,=h,=h,=h,=h,=h,=h,=h,r,r", [word, factor], is_pure=True, pack=1,
+            dtype=(tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16),
+        )  # fmt: skip
+    else:
+        return tl.inline_asm_elementwise(
+            BFLOAT16_PAIRS, "=h,=h,=h,=h,=h,=h,=h,=h,r,r", [word, factor], is_pure=True, pack=1,
+            dtype=(
+                tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16,
+            ),
+        )  # fmt: skip
+
+
+@triton.jit
+def half_factors(scale):
+    """E4M3 codes as float16 values times 2^7, twice in int32: 8 exponents lower in place, then times 2^15."""
     return tl.inline_asm_elementwise(
-        """{
-        .reg .b32 a, b, c, d, t;
-        shl.b32 a, $8, 12; shl.b32 t, $8, 6; and.b32 a, a, 0x80008000; and.b32 t, t, 0x01c001c0; or.b32 a, a, t;
-        shl.b32 b, $8, 8; shl.b32 t, $8, 2; and.b32 b, b, 0x80008000; and.b32 t, t, 0x01c001c0; or.b32 b, b, t;
-        shl.b32 c, $8, 4; shr.b32 t, $8, 2; and.b32 c, c, 0x80008000; and.b32 t, t, 0x01c001c0; or.b32 c, c, t;
-        and.b32 d, $8, 0x80008000; shr.b32 t, $8, 6; and.b32 t, t, 0x01c001c0; or.b32 d, d, t;
-        mul.rn.bf16x2 a, a, $9; mul.rn.bf16x2 b, b, $9; mul.rn.bf16x2 c, c, $9; mul.rn.bf16x2 d, d, $9;
-        mov.b32 {$0, $1}, a; mov.b32 {$2, $3}, b; mov.b32 {$4, $5}, c; mov.b32 {$6, $7}, d;
-        }""",
-        "=h,=h,=h,=h,=h,=h,=h,=h,r,r",
-        [word, factor],
-        dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
-        is_pure=True,
-        pack=1,
-    )
+        "{ .reg .b32 up; mov.b32 up, 0x78007800; mul.rn.f16x2 $0, $1, up; }", "=r,r", [scale * 0x00800080], is_pure=True,
+        pack=1, dtype=tl.int32,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -166,10 +189,10 @@ def weight_values(
     BN: tl.constexpr, NB: tl.constexpr, G: tl.constexpr, PAIRED: tl.constexpr, POWER_OF_TWO: tl.constexpr,
     SCALE_NAN: tl.constexpr, SCALE_MANTISSA: tl.constexpr, SCALE_UNBIAS: tl.constexpr,
     BITS: tl.constexpr, MANTISSA: tl.constexpr, MAX: tl.constexpr, MAX_CODE: tl.constexpr, SIGN_SHIFT: tl.constexpr,
-    INTEGER: tl.constexpr, UNBIAS: tl.constexpr,
+    INTEGER: tl.constexpr, UNBIAS: tl.constexpr, EVEN: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
     """Values `[BN, NB * G]` of weights, from byte `byte` of rows on, times their block scales `[BN, NB]` (powers of two only
-    if `FOLD`); with `SPLIT` those of their integer parts and of their rests, else twice the same."""
+    if `FOLD`); with `SPLIT` those of their integer parts and of their rests, else twice the same. `EVEN`: all lie within the rows."""
     if POWER_OF_TWO:
         factor = decode_power(scale if FOLD else tl.where(scale == SCALE_NAN, scale, 127))
     else:
@@ -177,17 +200,22 @@ def weight_values(
     if PAIRED:
         words: tl.constexpr = NB * G // 8
         place = byte // 4 + tl.arange(0, words)[None, :]
-        word = tl.load(row_ptr[:, None] + place, mask=place * 4 < row_bytes, other=0)
-        factor = factor * PAIR_FACTOR
+        word = tl.load(row_ptr[:, None] + place, mask=(place * 4 < row_bytes) | EVEN, other=0)
         if INTERPRETED:
             i = tl.arange(0, 8)[None, None, :]
             code = word[:, :, None] >> (4 * ((i >> 1) + 4 * (i & 1)))
             value, _ = decode_top(code << 28, MANTISSA, MAX, MAX_CODE, SIGN_SHIFT, INTEGER, UNBIAS, -1)
-            value = tl.reshape(value * 2.0**-126, (BN, NB * G)) * spread_scales(factor, BN, NB, G)
+            factor = factor / HALF_SHIFT if HALF else factor / SHIFT_UP
+            value = tl.reshape(value, (BN, NB * G)) * spread_scales(factor, BN, NB, G)
         else:
-            high = bits_of(factor) & -65536  # a scale's mantissa is short: bfloat16 holds it
-            pair = high | (high >> 16 & 65535)
-            a, b, c, d, e, f, g, h = decoded_pairs(word, spread_scales(pair, BN, NB, G // 8))
+            if HALF:
+                pair = tl.where(scale == SCALE_NAN, 0x7E007E00, half_factors(scale))
+            elif POWER_OF_TWO and FOLD:
+                pair = scale * 0x00800080 + (126 - 64) * 0x00800080  # of safe codes
+            else:
+                high = bits_of(factor * PAIR_FACTOR) & -65536  # a scale's mantissa is short: bfloat16 holds it
+                pair = high | (high >> 16 & 65535)
+            a, b, c, d, e, f, g, h = decoded_pairs(word, spread_scales(pair, BN, NB, G // 8), HALF)
             even = tl.join(tl.join(a, e), tl.join(c, g))
             odd = tl.join(tl.join(b, f), tl.join(d, h))
             value = tl.reshape(tl.join(even, odd), (BN, NB * G))
@@ -196,13 +224,13 @@ def weight_values(
         if BITS == 6:
             place = byte + 3 * tl.arange(0, NB * G // 4)[None, :]
             pointer = row_ptr[:, None] + place
-            low = tl.load(pointer, mask=place < row_bytes, other=0).to(tl.int32)
-            middle = tl.load(pointer + 1, mask=place + 1 < row_bytes, other=0).to(tl.int32)
-            high = tl.load(pointer + 2, mask=place + 2 < row_bytes, other=0).to(tl.int32)
+            low = tl.load(pointer, mask=(place < row_bytes) | EVEN, other=0).to(tl.int32)
+            middle = tl.load(pointer + 1, mask=(place + 1 < row_bytes) | EVEN, other=0).to(tl.int32)
+            high = tl.load(pointer + 2, mask=(place + 2 < row_bytes) | EVEN, other=0).to(tl.int32)
             unit = low | (middle << 8) | (high << 16)
         else:
             place = byte + tl.arange(0, NB * G * BITS // 8)[None, :]
-            unit = tl.load(row_ptr[:, None] + place, mask=place < row_bytes, other=0).to(tl.int32)
+            unit = tl.load(row_ptr[:, None] + place, mask=(place < row_bytes) | EVEN, other=0).to(tl.int32)
         code = spread(unit, NB * G, 4 if BITS == 6 else 8 // BITS, BITS)
         value, nan = decode_top(code, MANTISSA, MAX, MAX_CODE, SIGN_SHIFT, INTEGER, UNBIAS, -1)
         if not INTEGER and MAX_CODE < (1 << (31 - SIGN_SHIFT)) - 1:
@@ -216,10 +244,20 @@ def weight_values(
 
 
 @triton.jit
+def add_apart(acc, dots):
+    """acc + dots, in an instruction that no compiler takes into the dots, whose sums would then round otherwise."""
+    if INTERPRETED:
+        return acc + dots
+    else:
+        return tl.inline_asm_elementwise(
+            "add.rn.f32 $0, $1, $2;", "=f,f,f", [acc, dots], is_pure=True, pack=1, dtype=tl.float32
+        )
+
+
+@triton.jit
 def add_in_order(acc, dots, BN: tl.constexpr, BM: tl.constexpr, NB: tl.constexpr):
     """acc `[BN, BM]` + dots `[NB, BN, BM]`, one block after the other."""
     parts = (tl.reshape(tl.permute(dots, (1, 2, 0)), (BN, BM, NB)),)
-    size: tl.constexpr = NB
     if NB >= 2:
         parts = halves(parts, 1, BN, BM, NB // 2)
     if NB >= 4:
@@ -227,7 +265,7 @@ def add_in_order(acc, dots, BN: tl.constexpr, BM: tl.constexpr, NB: tl.constexpr
     if NB >= 8:
         parts = halves(parts, 4, BN, BM, NB // 8)
     for i in tl.static_range(NB):
-        acc += tl.reshape(parts[i], (BN, BM))
+        acc = add_apart(acc, tl.reshape(parts[i], (BN, BM)))
     return acc
 
 
@@ -255,28 +293,36 @@ def dots(w, x, OPERAND: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, NB: tl
 
 @triton.jit
 def sums_of_blocks(
-    row_ptr, scale_ptr, x_place, x_scale_place, x_safe, x_present, row_bytes, k_blocks, part_stride, FOLD: tl.constexpr,
+    row_ptr, scale_ptr, x_place, x_scale_place, x_safe, row_bytes, k_blocks, part_stride, FOLD: tl.constexpr,
     OPERAND: tl.constexpr, STAGES: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, NB: tl.constexpr, G: tl.constexpr,
     SIZE: tl.constexpr, X_SIZE: tl.constexpr, X_POWER_OF_TWO: tl.constexpr, PARTS: tl.constexpr, SPLIT: tl.constexpr,
     PAIRED: tl.constexpr, POWER_OF_TWO: tl.constexpr, SCALE_NAN: tl.constexpr, SCALE_MANTISSA: tl.constexpr,
     SCALE_UNBIAS: tl.constexpr, BITS: tl.constexpr, MANTISSA: tl.constexpr, MAX: tl.constexpr, MAX_CODE: tl.constexpr,
-    SIGN_SHIFT: tl.constexpr, INTEGER: tl.constexpr, UNBIAS: tl.constexpr,
+    SIGN_SHIFT: tl.constexpr, INTEGER: tl.constexpr, UNBIAS: tl.constexpr, EVEN: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
-    """Float32 `[BN, BM]`: from +0, the exact dot of each block of `G` elements with its scales, added in ascending K."""
+    """Float32 `[BN, BM]`: from +0, the exact dot of each block of `G` elements with its scales, added in ascending K.
+    And the lowest and highest E8M0 codes of the weights."""
     acc = tl.zeros((BN, BM), tl.float32)
+    x_place = x_place[:, None] + tl.arange(0, NB * G)[None, :]
+    lowest, highest = tl.full((BN, NB), 127, tl.int32), tl.full((BN, NB), 127, tl.int32)
     for j in tl.range(0, k_blocks, NB, num_stages=STAGES):
         block = j + tl.arange(0, NB)[None, :]
-        scale = tl.load(scale_ptr[:, None] + block * G // SIZE, mask=block < k_blocks, other=0).to(tl.int32)
+        scale = tl.load(
+            scale_ptr[:, None] + block * G // SIZE, mask=(block < k_blocks) | EVEN, other=127 if POWER_OF_TWO else 0
+        ).to(tl.int32)
+        if POWER_OF_TWO:
+            lowest, highest = tl.minimum(lowest, scale), tl.maximum(highest, scale)
         w, w_rest = weight_values(
             row_ptr, scale, j * (G * BITS // 8), row_bytes, FOLD, SPLIT, BN, NB, G, PAIRED, POWER_OF_TWO, SCALE_NAN,
-            SCALE_MANTISSA, SCALE_UNBIAS, BITS, MANTISSA, MAX, MAX_CODE, SIGN_SHIFT, INTEGER, UNBIAS,
+            SCALE_MANTISSA, SCALE_UNBIAS, BITS, MANTISSA, MAX, MAX_CODE, SIGN_SHIFT, INTEGER, UNBIAS, EVEN,
+            HALF,
         )  # fmt: skip
-        x = tl.load(x_place + j * G, mask=x_present[:, None], other=0)
+        x = tl.load(x_place + j * G)
         x_rest = x
         if PARTS == 2:
-            x_rest = tl.load(x_place + part_stride + j * G, mask=x_present[:, None], other=0)
+            x_rest = tl.load(x_place + part_stride + j * G)
         if not FOLD and X_POWER_OF_TWO:
-            x_scale = tl.load(x_scale_place[:, None] + block * G // X_SIZE, mask=x_present[:, None], other=0).to(tl.int32)
+            x_scale = tl.load(x_scale_place[:, None] + block * G // X_SIZE).to(tl.int32)
             undo = spread_scales(tl.where(x_safe[:, None], inverse_power(x_scale), 1.0), BM, NB, G)
             x, x_rest = x.to(tl.float32) * undo, x_rest.to(tl.float32) * undo
         d = dots(w, x, OPERAND, BN, BM, NB, G)
@@ -297,8 +343,8 @@ def sums_of_blocks(
                 exponent += tl.permute(x_scale - 127, (1, 0))[:, None, :]
             half = exponent >> 1
             d = tl.reshape(d, (NB, BN, BM)) * decode_power(half + 127) * decode_power(exponent - half + 127)
-        acc = acc + tl.reshape(d, (BN, BM)) if NB == 1 else add_in_order(acc, d, BN, BM, NB)
-    return acc
+        acc = add_apart(acc, tl.reshape(d, (BN, BM))) if NB == 1 else add_in_order(acc, d, BN, BM, NB)
+    return acc, lowest, highest
 
 
 @triton.jit
@@ -313,7 +359,7 @@ def experts_product_kernel(
     SIZE: tl.constexpr, X_SIZE: tl.constexpr, X_POWER_OF_TWO: tl.constexpr, PARTS: tl.constexpr, SPLIT: tl.constexpr,
     PAIRED: tl.constexpr, POWER_OF_TWO: tl.constexpr, SCALE_NAN: tl.constexpr, SCALE_MANTISSA: tl.constexpr,
     SCALE_UNBIAS: tl.constexpr, BITS: tl.constexpr, MANTISSA: tl.constexpr, MAX: tl.constexpr, MAX_CODE: tl.constexpr,
-    SIGN_SHIFT: tl.constexpr, INTEGER: tl.constexpr, UNBIAS: tl.constexpr,
+    SIGN_SHIFT: tl.constexpr, INTEGER: tl.constexpr, UNBIAS: tl.constexpr, EVEN: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
     """`BN` rows of one expert's weights with rows of the slots that are its: out[slot, n].
 
@@ -346,15 +392,6 @@ def experts_product_kernel(
         row = tl.minimum(n, n_size - 1).to(tl.int64)
         row_ptr = w_ptr + e * w_expert + row * w_row
         scale_ptr = w_scales_ptr + e * scales_expert + row // SCALE_ROWS * scales_row
-        w_safe = 1
-        if POWER_OF_TWO:
-            block = tl.arange(0, 32)[None, :]
-            seen = tl.full((BN, 32), 1, tl.int32)
-            scales = (k_blocks * G + SIZE - 1) // SIZE
-            for j in range(0, scales, 32):
-                code = tl.load(scale_ptr[:, None] + (j + block), mask=j + block < scales, other=127)
-                seen = seen & safe_code(code.to(tl.int32)).to(tl.int32)
-            w_safe = tl.min(tl.min(seen, axis=1), axis=0)
         for first_rank in range(0, count, BM):
             present = first_rank + unit < count
             if SLOTS > 0:
@@ -363,26 +400,25 @@ def experts_product_kernel(
             else:
                 slot = tl.load(order_ptr + start + first_rank + unit, mask=present, other=0)
             x_of = (slot // X_OF_SLOTS).to(tl.int64)
-            x_place = x_ptr + x_of[:, None] * x_row + tl.arange(0, NB * G)[None, :]
+            x_place = x_ptr + x_of * x_row
             x_scale_place = x_scales_ptr + x_of * (x_row // X_SIZE)
             x_safe = tl.load(x_safe_ptr + x_of, mask=present, other=1)
-            if not POWER_OF_TWO and not X_POWER_OF_TWO:
-                acc = sums_of_blocks(
-                    row_ptr, scale_ptr, x_place, x_scale_place, x_safe == 1, present, row_bytes, k_blocks, part_stride, True,
-                    OPERAND, STAGES, BN, BM, NB, G, SIZE, X_SIZE, X_POWER_OF_TWO, PARTS, SPLIT, PAIRED, POWER_OF_TWO,
-                    SCALE_NAN, SCALE_MANTISSA, SCALE_UNBIAS, BITS, MANTISSA, MAX, MAX_CODE, SIGN_SHIFT, INTEGER, UNBIAS,
-                )  # fmt: skip
-            elif w_safe * tl.min(x_safe, axis=0) == 1:
-                acc = sums_of_blocks(
-                    row_ptr, scale_ptr, x_place, x_scale_place, x_safe == 1, present, row_bytes, k_blocks, part_stride, True,
-                    OPERAND, STAGES, BN, BM, NB, G, SIZE, X_SIZE, X_POWER_OF_TWO, PARTS, SPLIT, PAIRED, POWER_OF_TWO,
-                    SCALE_NAN, SCALE_MANTISSA, SCALE_UNBIAS, BITS, MANTISSA, MAX, MAX_CODE, SIGN_SHIFT, INTEGER, UNBIAS,
-                )  # fmt: skip
-            else:
-                acc = sums_of_blocks(
-                    row_ptr, scale_ptr, x_place, x_scale_place, x_safe == 1, present, row_bytes, k_blocks, part_stride, False,
-                    OPERAND, 1, BN, BM, NB, G, SIZE, X_SIZE, X_POWER_OF_TWO, PARTS, SPLIT, PAIRED, POWER_OF_TWO,
-                    SCALE_NAN, SCALE_MANTISSA, SCALE_UNBIAS, BITS, MANTISSA, MAX, MAX_CODE, SIGN_SHIFT, INTEGER, UNBIAS,
+            acc, lowest, highest = sums_of_blocks(
+                row_ptr, scale_ptr, x_place, x_scale_place, x_safe == 1, row_bytes, k_blocks, part_stride, True, OPERAND,
+                STAGES, BN, BM, NB, G, SIZE, X_SIZE, X_POWER_OF_TWO, PARTS, SPLIT, PAIRED, POWER_OF_TWO, SCALE_NAN,
+                SCALE_MANTISSA, SCALE_UNBIAS, BITS, MANTISSA, MAX, MAX_CODE, SIGN_SHIFT, INTEGER, UNBIAS, EVEN, HALF,
+            )  # fmt: skip
+            if POWER_OF_TWO or X_POWER_OF_TWO:
+                safe = tl.min(x_safe, axis=0) == 1
+                if POWER_OF_TWO:
+                    safe = safe & (tl.min(tl.min(lowest, axis=1), axis=0) >= SAFE_LOW)
+                    safe = safe & (tl.max(tl.max(highest, axis=1), axis=0) <= SAFE_HIGH)
+                if safe == 0:  # what was computed means nothing: again, unscaled
+                    acc, _lowest, _highest = sums_of_blocks(
+                        row_ptr, scale_ptr, x_place, x_scale_place, x_safe == 1, row_bytes, k_blocks, part_stride, False, OPERAND,
+                        1, BN, BM, 1, G, SIZE, X_SIZE, X_POWER_OF_TWO, PARTS, SPLIT, PAIRED, POWER_OF_TWO, SCALE_NAN,
+                        SCALE_MANTISSA, SCALE_UNBIAS, BITS, MANTISSA, MAX, MAX_CODE, SIGN_SHIFT, INTEGER, UNBIAS,
+                        EVEN, HALF,
                 )  # fmt: skip
             alpha = tl.full((BN, BM), 1.0, tl.float32)
             if X_STORED != "none":
@@ -395,7 +431,7 @@ def experts_product_kernel(
                 if W_STORED == "divide":
                     w_stored = tl.div_rn(tl.full((BN,), 1.0, tl.float32), w_stored)
                 alpha = alpha * w_stored[:, None]
-            acc = alpha * acc
+            acc = alpha * (acc * HALF_SHIFT if HALF else acc)
             if HAS_BIAS:
                 acc = acc + widen(tl.load(bias_ptr + e * bias_expert + row))[:, None]
             if HAS_ROUTER:

@@ -1,4 +1,4 @@
-"""`moe_experts` from packed weights: no weight is ever stored decoded.
+"""`moe_experts` from packed weights, on NVIDIA GPUs from compute capability 9.0: no weight is ever stored decoded.
 
 Rows are quantized, multiplied with the packed weights of their experts, activated and quantized again, multiplied again, and
 their slots added: five launches where there are few slots, six with the one that sorts many by expert. Nothing is read back
@@ -37,8 +37,8 @@ from mxref.moe import ACTIVATIONS, check_experts
 from mxref.recipes import Recipe, resolve_recipe
 from mxref.registry import Kernel
 
-VALUES = torch.float32 if INTERPRETED else torch.bfloat16  # bfloat16 products are wrong in the interpreter
-OPERAND = tl.float32 if INTERPRETED else tl.bfloat16
+WIDE = torch.float32 if INTERPRETED else torch.bfloat16  # bfloat16 products are wrong in the interpreter
+OPERANDS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 FEW_SLOTS = 512  # up to here programs look for their slots among all
 ROW_MULTIPLE = 256  # of an operand row's length: whole runs of blocks
 FLOAT_BITS, OPERAND_BITS = 24, 8  # significands of float32 and bfloat16
@@ -59,18 +59,21 @@ class Tiling:
     stages: int
 
 
-def choose_tiling(slots: int, experts: int, block_size: int) -> Tiling:
-    """The tiling for a number of slots."""
+def choose_tiling(slots: int, experts: int, block_size: int, length: int) -> Tiling:
+    """The tiling for a number of slots, and rows of `length` elements in blocks of `block_size`."""
     if INTERPRETED:
         return Tiling(64, 16, 4, 1, 1)
     if slots <= FEW_SLOTS:
-        return Tiling(16, 8 if slots <= 2 * experts else 16, 128 // block_size, 1, 1)
-    return Tiling(128, 64, 1, 4, 3)
+        blocks = max(1, 128 // block_size)
+        while length % (blocks * block_size) and blocks > 2:
+            blocks //= 2
+        return Tiling(16, 8 if slots <= 4 * experts else 16, blocks, 1, 4)
+    return Tiling(128, 64 if slots > 16 * experts else 16, 1, 4, 3)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Operand rows: block values, E8M0 codes, tensor scales and whether they are safe, as `quantize_rows_kernel` stores them."""
+    """What `quantize_rows_kernel` stores: block values, E8M0 codes, tensor scales, and which rows are safe."""
 
     values: torch.Tensor
     scales: torch.Tensor
@@ -113,17 +116,17 @@ def moe_experts(
     format = block_format(act_format)
     return run_experts(
         x.detach().resolve_neg(), w13, w2, (topk_ids if expert_map is None else expert_map[topk_ids.long()]).contiguous(),
-        topk_weights.resolve_neg().contiguous(), format, resolve_recipe(act_recipe, format), scales, activation, gate_up, bias13,
-        bias2, intermediate_dtype or x.dtype, apply_router_weight_on_input, round_per_slot or torch.float32,
+        topk_weights.resolve_neg().contiguous(), format, resolve_recipe(act_recipe, format), scales, activation, gate_up,
+        bias13, bias2, intermediate_dtype or x.dtype, apply_router_weight_on_input, round_per_slot or torch.float32,
         (out_dtype or x.dtype) if combine else None,
     )  # fmt: skip
 
 
 def run_experts(
-    x, w13, w2, ids, weights, format, recipe, scales, activation, gate_up, bias13, bias2, intermediate_dtype, weight_on_input,
-    slot_dtype, out_dtype, tilings=(None, None),
+    x, w13, w2, ids, weights, format, recipe, scales, activation, gate_up, bias13, bias2, intermediate_dtype,
+    weight_on_input, slot_dtype, out_dtype, tilings=(None, None),
 ) -> torch.Tensor:  # fmt: skip
-    """The layer, of checked arguments; the slot terms where `out_dtype` is None. `tilings`: of both products; None: chosen."""
+    """The layer, of checked arguments; the slot terms if `out_dtype` is None. `tilings`: of both products; None: chosen."""
     (tokens, top_k), experts, device = ids.shape, w2.shape[0], x.device
     slots = tokens * top_k
     empty = torch.zeros if out_dtype is None else torch.empty  # of terms: those of foreign experts are not written
@@ -136,7 +139,7 @@ def run_experts(
     router = weights if weight_on_input else None
     rows_a_token = top_k if per_expert else 1
     chosen = [
-        given or choose_tiling(slots, experts, min(w.format.block_size, format.block_size))
+        given or choose_tiling(slots, experts, min(w.format.block_size, format.block_size), w.shape[2])
         for given, w in zip(tilings, (w13, w2), strict=True)
     ]
     sorted_slots = {}
@@ -183,7 +186,7 @@ def quantize_rows(
     size, device = format.block_size, x.device
     width = -(-length // ROW_MULTIPLE) * ROW_MULTIPLE
     parts = 2 if format.element == SPLIT else 1
-    values = torch.empty(parts, count, width, dtype=VALUES, device=device)
+    values = torch.empty(parts, count, width, dtype=torch.float16 if half(weight, format) else WIDE, device=device)
     scales = torch.empty(count, width // size, dtype=torch.uint8, device=device)
     stored, safe = torch.empty(count, device=device), torch.empty(count, dtype=torch.int32, device=device)
     name, alpha, limit = ("none", 0.0, 0.0) if activation is None else NAMES[activation]
@@ -193,10 +196,11 @@ def quantize_rows(
     quantize_rows_kernel[(count,)](
         memory(x), values, scales, stored, safe, scale if source == "given" else stored, ids,
         stored if router is None else router, alpha, limit, experts, x.stride(0), length, width, count * width,
-        BLOCKS=triton.next_power_of_2(width // size), SIZE=size, ROWS_A_SOURCE=rows_a_source, WEIGHTED=router is not None,
-        ACTIVATION=name, GATED=activation is not None and ACTIVATIONS[activation].gated, INTERLEAVED=gate_up == "interleaved",
-        STORED=STORED[x.dtype], PAIRED=paired(weight), PARTS=parts, SOURCE=source,
-        PER_EXPERT=source == "given" and scale.numel() > 1, LARGEST=format.element.max * (recipe.scale_max or format.scale.max),
+        BLOCKS=triton.next_power_of_2(width // size), SIZE=size, ROWS_A_SOURCE=rows_a_source,
+        WEIGHTED=router is not None, ACTIVATION=name, GATED=activation is not None and ACTIVATIONS[activation].gated,
+        INTERLEAVED=gate_up == "interleaved", STORED=STORED[x.dtype], PAIRED=paired(weight), HALF=half(weight, format),
+        PARTS=parts, SOURCE=source, PER_EXPERT=source == "given" and scale.numel() > 1,
+        LARGEST=format.element.max * (recipe.scale_max or format.scale.max),
         **{name: block[name] for name in ("POWER_OF_TWO", "SCALE_MAX_CODE", "SCALE_MANTISSA", "SCALE_LOWEST", "SCALE_MAX",
                                           "SIXTH")},
         **{name: element[name] for name in ("MANTISSA", "LOWEST", "MAX", "EMAX")},
@@ -211,6 +215,12 @@ def paired(weight: BlockTensor) -> bool:
     aligned = packed.stride(-1) == 1 and all(stride % 4 == 0 for stride in packed.stride()[:-1])
     whole = packed.shape[-1] % 4 == 0 and packed.storage_offset() % 4 == 0 and packed.data_ptr() % 4 == 0
     return weight.format.element == ELEMENT_FORMATS["e2m1"] and aligned and whole
+
+
+def half(weight: BlockTensor, rows: BlockFormat) -> bool:
+    """Whether float16 holds all products of elements and scales of both operands, and pairs decode to it."""
+    fours = rows.element == weight.format.element and paired(weight)
+    return fours and rows.scale == weight.format.scale == SPLIT
 
 
 def multiply(
@@ -240,12 +250,13 @@ def multiply(
         SCALE_ROWS=weight.recipe.block_rows,
         X_STORED=rows.recipe.tensor_scale_direction if rows.format.tensor_scale else "none",
         W_STORED="none" if stored is None else weight.recipe.tensor_scale_direction, HAS_BIAS=bias is not None,
-        HAS_ROUTER=router is not None, ROUNDED=STORED[slot_dtype], STORED=STORED[out.dtype], OPERAND=OPERAND,
-        STAGES=tiling.stages, BN=tiling.rows, BM=tiling.slots, NB=tiling.blocks, G=size, SIZE=format.block_size,
-        X_SIZE=rows.format.block_size, X_POWER_OF_TWO=rows.format.scale.is_power_of_two, PARTS=len(rows.values), SPLIT=split,
-        PAIRED=words, **{name: block[name] for name in ("POWER_OF_TWO", "SCALE_NAN", "SCALE_MANTISSA", "SCALE_UNBIAS")},
+        HAS_ROUTER=router is not None, ROUNDED=STORED[slot_dtype], STORED=STORED[out.dtype],
+        OPERAND=OPERANDS[rows.values.dtype], STAGES=tiling.stages, BN=tiling.rows, BM=tiling.slots, NB=tiling.blocks, G=size,
+        SIZE=format.block_size, X_SIZE=rows.format.block_size, X_POWER_OF_TWO=rows.format.scale.is_power_of_two,
+        PARTS=len(rows.values), SPLIT=split, PAIRED=words, HALF=half(weight, rows.format),
+        **{name: block[name] for name in ("POWER_OF_TWO", "SCALE_NAN", "SCALE_MANTISSA", "SCALE_UNBIAS")},
         **{name: element[name] for name in ("BITS", "MANTISSA", "MAX", "MAX_CODE", "SIGN_SHIFT", "INTEGER", "UNBIAS")},
-        **options(tiling.warps),
+        EVEN=length % (tiling.blocks * size) == 0, **options(tiling.warps),
     )  # fmt: skip
 
 
@@ -304,4 +315,12 @@ def product_refusal(a: BlockFormat, weight: BlockTensor) -> str | None:
     return format_refusal(b, weight.recipe) or packing_refusal(b)
 
 
-KERNEL = Kernel("moe_experts", "triton", moe_experts, "bitexact", DEVICES, DTYPES, None, missing, accepts)
+def requires() -> str | None:
+    """What the machine lacks, or None: pairs are scaled by an instruction of compute capability 9.0."""
+    if INTERPRETED or missing():
+        return missing()
+    capable = torch.version.cuda is not None and torch.cuda.get_device_capability() >= (9, 0)
+    return None if capable else "an NVIDIA GPU of compute capability 9.0 is needed"
+
+
+KERNEL = Kernel("moe_experts", "triton", moe_experts, "bitexact", DEVICES, DTYPES, None, requires, accepts)
