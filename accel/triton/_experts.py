@@ -191,8 +191,8 @@ def weight_values(
     BITS: tl.constexpr, MANTISSA: tl.constexpr, MAX: tl.constexpr, MAX_CODE: tl.constexpr, SIGN_SHIFT: tl.constexpr,
     INTEGER: tl.constexpr, UNBIAS: tl.constexpr, EVEN: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
-    """Values `[BN, NB * G]` of weights, from byte `byte` of rows on, times their block scales `[BN, NB]` (powers of two only
-    if `FOLD`); with `SPLIT` those of their integer parts and of their rests, else twice the same. `EVEN`: all lie within the rows."""
+    """Values `[BN, NB * G]` of weights, from byte `byte` of rows on, times block scales `[BN, NB]`, powers of two if `FOLD`.
+    With `SPLIT` those of their integer parts and of their rests, else twice the same. `EVEN`: all lie within the rows."""
     if POWER_OF_TWO:
         factor = decode_power(scale if FOLD else tl.where(scale == SCALE_NAN, scale, 127))
     else:
@@ -415,11 +415,11 @@ def experts_product_kernel(
                     safe = safe & (tl.max(tl.max(highest, axis=1), axis=0) <= SAFE_HIGH)
                 if safe == 0:  # what was computed means nothing: again, unscaled
                     acc, _lowest, _highest = sums_of_blocks(
-                        row_ptr, scale_ptr, x_place, x_scale_place, x_safe == 1, row_bytes, k_blocks, part_stride, False, OPERAND,
-                        1, BN, BM, 1, G, SIZE, X_SIZE, X_POWER_OF_TWO, PARTS, SPLIT, PAIRED, POWER_OF_TWO, SCALE_NAN,
-                        SCALE_MANTISSA, SCALE_UNBIAS, BITS, MANTISSA, MAX, MAX_CODE, SIGN_SHIFT, INTEGER, UNBIAS,
-                        EVEN, HALF,
-                )  # fmt: skip
+                        row_ptr, scale_ptr, x_place, x_scale_place, x_safe == 1, row_bytes, k_blocks, part_stride, False,
+                        OPERAND, 1, BN, BM, 1, G, SIZE, X_SIZE, X_POWER_OF_TWO, PARTS, SPLIT, PAIRED, POWER_OF_TWO,
+                        SCALE_NAN, SCALE_MANTISSA, SCALE_UNBIAS, BITS, MANTISSA, MAX, MAX_CODE, SIGN_SHIFT, INTEGER,
+                        UNBIAS, EVEN, HALF,
+                    )  # fmt: skip
             alpha = tl.full((BN, BM), 1.0, tl.float32)
             if X_STORED != "none":
                 x_stored = tl.load(x_stored_ptr + x_of, mask=present, other=1.0)

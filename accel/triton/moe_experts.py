@@ -63,12 +63,12 @@ def choose_tiling(slots: int, experts: int, block_size: int, length: int) -> Til
     """The tiling for a number of slots, and rows of `length` elements in blocks of `block_size`."""
     if INTERPRETED:
         return Tiling(64, 16, 4, 1, 1)
-    if slots <= FEW_SLOTS:
-        blocks = max(1, 128 // block_size)
-        while length % (blocks * block_size) and blocks > 2:
-            blocks //= 2
-        return Tiling(16, 8 if slots <= 4 * experts else 16, blocks, 1, 4)
-    return Tiling(128, 64 if slots > 16 * experts else 16, 1, 4, 3)
+    if slots > 24 * experts:
+        return Tiling(128, 64, 1, 4, 3)
+    blocks = max(2, 128 // block_size)
+    while length % (blocks * block_size) and blocks > 2:
+        blocks //= 2
+    return Tiling(16, 8 if slots <= 4 * experts else 16, blocks, 1, 4)
 
 
 @dataclass(frozen=True)
