@@ -39,7 +39,7 @@ from mxref.registry import Kernel
 
 WIDE = torch.float32 if INTERPRETED else torch.bfloat16  # bfloat16 products are wrong in the interpreter
 OPERANDS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-FEW_SLOTS = 512  # up to here programs look for their slots among all
+FEW_SLOTS = 64 if INTERPRETED else 512  # up to here programs look for their slots among all
 ROW_MULTIPLE = 256  # of an operand row's length: whole runs of blocks
 FLOAT_BITS, OPERAND_BITS = 24, 8  # significands of float32 and bfloat16
 SPLIT = ELEMENT_FORMATS["e4m3"]  # whose dots are exact once integer parts and rests are apart
