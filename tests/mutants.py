@@ -248,7 +248,7 @@ KERNEL_FAULTS = (
         'factor = tl.minimum(raw, SCALE_MAX).to(tl.float8e4nv, fp_downcast_rounding="rtne").to(tl.float32)\n',
         BLOCKS,
     ),
-    Fault("experts: blocks in descending order", EXPERTS, "tl.reshape(parts[i],", "tl.reshape(parts[NB - 1 - i],", LAYERS),
+    Fault("experts: blocks in descending order", EXPERTS, "parts[i], (BN, BM))", "parts[NB - 1 - i], (BN, BM))", LAYERS),
     Fault(
         "experts: blocks added to each other first",
         EXPERTS,
@@ -272,7 +272,7 @@ KERNEL_FAULTS = (
     ),
     Fault("experts: slots in descending order", EXPERTS, "token * TOP_K + i", "token * TOP_K + (TOP_K - 1 - i)", LAYERS),
     Fault("experts: a row read past its end", EXPERTS, "present = k < k_size\n", "present = k < k_size + SIZE\n", LAYERS),
-    Fault("experts: padding with scale 255", EXPERTS, "other=127 if POWER_OF_TWO", "other=255 if POWER_OF_TWO", LAYERS),
+    Fault("experts: padding with a NaN scale", EXPERTS, "other=127 if POWER_OF_TWO else 0", "other=127", LAYERS),
     Fault(
         "experts: an int32 offset",
         EXPERTS,
@@ -345,7 +345,7 @@ CORE_FAULTS = (
 FAULTS = (*KERNEL_FAULTS, *CORE_FAULTS)
 
 
-LAYER_LABELS = ("4-worst", "mxfp4-mxfp4-tails", "gate_up_scales", "mxfp4-mxfp8_e4m3-silu")
+LAYER_LABELS = ("mxfp4-worst", "nvfp4-tails", "gate_up_scales", "mxfp4-mxfp8_e4m3-silu", "nvfp4-every_addition")
 
 
 def selected(op: str, all_cases) -> list:

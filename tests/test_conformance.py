@@ -58,7 +58,7 @@ from mxref.conformance.runner import run_case
 torch.set_num_threads(1)
 everywhere = ("tails-bfloat16", "specials-float32")
 once = ("axis_", "transposed", "strided", "one_element", "empty", "tails-", "specials-")
-layers = ("mxfp8_e4m3-silu", "tails", "worst", "biases", "rounded_slots", "map_terms", "on_input", "empty", "vllm", "an_expert")
+layers = ("mxfp8_e4m3-silu", "tails", "worst", "rounds", "biases", "map_terms", "on_input", "empty", "vllm", "an_expert")
 for op in {ops}:
     for case in cases(op):
         if op in ("quantize", "qdq"):

@@ -62,7 +62,7 @@ class Tiling:
 def choose_tiling(slots: int, experts: int, block_size: int, length: int) -> Tiling:
     """The tiling for a number of slots, and rows of `length` elements in blocks of `block_size`."""
     if INTERPRETED:
-        return Tiling(64, 16, 4, 1, 1)
+        return Tiling(64, 16, 2, 1, 1)
     if slots > 24 * experts:
         return Tiling(128, 64, 1, 4, 3)
     blocks = max(2, 128 // block_size)

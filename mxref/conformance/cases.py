@@ -280,6 +280,13 @@ def _weights(format: str, rows: int, length: int, seed: int, recipe: str | None 
     return mxref.quantize(x, format, recipe=recipe, tensor_scale=tensor_scale)
 
 
+def _of_many_magnitudes(*shape: int, seed: int) -> torch.Tensor:
+    """Normal numbers; each 16 along the last axis have another magnitude, up to 2^8 apart."""
+    exponents = torch.arange(shape[-1] // 16) * 5 % 9
+    scale = torch.ldexp(torch.ones(()), exponents).repeat_interleave(16)
+    return inputs.spread_normal(*shape, seed=seed) * scale
+
+
 def _worst_weights(format: str, rows: int, length: int) -> BlockTensor:
     """An expert each: all largest; signs that alternate; blocks that cancel; zeros; scales at the format's ends, NaN among
     them, in one row each; scales that grow from block to block."""
@@ -347,6 +354,11 @@ def _moe_experts() -> Iterator[Case]:
         yield case("empty", w13, w2, format, **nothing)
         tails = _weights(format, 90, 77, 34), _weights(format, 77, 45, 35)
         yield case("tails", *tails, format, few[:, :77], few_ids, few_weights)
+        rounding = _of_many_magnitudes(6, 320, 96, seed=39), _of_many_magnitudes(6, 96, 160, seed=40)
+        rounding = [mxref.quantize(weight, format) for weight in rounding]
+        wide = {"x": _of_many_magnitudes(7, 96, seed=41), "ids": (few_ids[:, :1] + torch.arange(4)) % 6}
+        wide |= {"weights": few_weights[:, :1] * torch.tensor([0.3, 0.25, 7.0, 1.1])}
+        yield case("every_addition_rounds", *rounding, format, **wide)
         relu = _weights(format, 80, 96, 36)
         yield case("relu2", relu, w2, format, few.float(), few_ids, few_weights, activation="relu2")
         strided = w13[torch.arange(12) // 2][::2], w2, format, inputs.in_poison(few)
