@@ -13,12 +13,15 @@ quantizes between the products. Fused expert kernels of vLLM are timed where the
 
 import argparse
 import contextlib
+import functools
 import json
+import multiprocessing
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import product
 
 import torch
 import torch.nn.functional as F
@@ -260,16 +263,36 @@ def tilings(model: Model, tokens: int) -> Iterator[kernels.Tiling]:
     size = min(block_format(model.format).block_size, block_format(model.act_format).block_size)
     average = tokens * model.top_k / model.experts
     if average <= 32:
-        for rows in (16, 32):
-            for slots in (8, 16) if average > 0.5 else (8,):
-                for blocks in (128 // size, 64 // size):
-                    for stages in (1, 2, 3, 4, 6):
-                        yield kernels.Tiling(rows, slots, blocks, 1, stages)
+        for rows, blocks, stages in product((16, 32), (128 // size, 64 // size), (1, 3, 5)):
+            yield kernels.Tiling(rows, 8 if average <= 2 else 16, blocks, 1, stages)
     if average >= 8:
-        for rows, slots, warps in ((64, 16, 4), (64, 32, 4), (64, 64, 4), (128, 32, 4), (128, 64, 4), (128, 64, 8),
-                                   (128, 128, 4), (128, 128, 8), (256, 64, 8)):  # fmt: skip
-            for stages in (2, 3, 4):
-                yield kernels.Tiling(rows, slots, 1, warps, stages)
+        shapes = (
+            (64, 16, 4),
+            (64, 32, 4),
+            (64, 64, 4),
+            (128, 32, 4),
+            (128, 64, 4),
+            (128, 64, 8),
+            (128, 128, 8),
+            (256, 64, 8),
+        )
+        for rows, slots, warps in shapes:
+            yield kernels.Tiling(rows, slots, 1, warps, 3)
+        yield kernels.Tiling(128, 64, 1, 4, 2)
+        yield kernels.Tiling(128, 64, 1, 4, 4)
+
+
+def compile_one(task: tuple[Model, int, kernels.Tiling | None]) -> None:
+    """Run one tiling once, so that its kernels lie in Triton's cache."""
+    model, tokens, tiling = task
+    with contextlib.suppress(Exception):
+        ours(model, _one_layer(model), make_routing(model, tokens, 0), (tiling, tiling))
+        torch.cuda.synchronize()
+
+
+@functools.cache
+def _one_layer(model: Model) -> Layer:
+    return make_layer(model, 0)
 
 
 def sweep(model: Model, tokens: int, layers: list[Layer], routings: list[Routed]) -> Iterator[dict]:
@@ -299,11 +322,17 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="time tilings instead")
     parser.add_argument("--models", default="0,1,2", help="numbers of the models, of 0 to 2")
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="numbers of tokens")
+    parser.add_argument("--workers", type=int, default=12, help="processes that compile kernels before anything is timed")
     arguments = parser.parse_args()
     print(environment("cuda", arguments.commit), flush=True)
+    models = [MODELS[int(number)] for number in arguments.models.split(",")]
+    tokens = [int(count) for count in arguments.tokens.split(",")]
+    tried = [(m, t, tiling) for m, t in product(models, tokens) for tiling in (tilings(m, t) if arguments.quick else [None])]
+    with multiprocessing.get_context("spawn").Pool(arguments.workers) as pool:
+        pool.map(compile_one, tried, chunksize=1)
+    print(f"{len(tried)} compiled", flush=True)
     rows, failed = [], 0
-    for model in (MODELS[int(number)] for number in arguments.models.split(",")):
-        tokens = [int(count) for count in arguments.tokens.split(",")]
+    for model in models:
         try:
             for count in (1, 5, 48, 130):
                 gate(model, count)

@@ -58,7 +58,10 @@ from mxref.conformance.runner import run_case
 torch.set_num_threads(1)
 everywhere = ("tails-bfloat16", "specials-float32")
 once = ("axis_", "transposed", "strided", "one_element", "empty", "tails-", "specials-")
-layers = ("mxfp8_e4m3-silu", "tails", "worst", "rounds", "biases", "map_terms", "on_input", "empty", "vllm", "an_expert")
+layers = (
+    "mxfp4-mxfp8_e4m3-silu", "tails", "fp4-worst", "mxfp8_e4m3-worst", "mxfp4-every_addition_rounds", "nvfp4-interleaved_biases",
+    "mxfp4-expert_map_terms", "nvfp4-weight_on_input", "nvfp4-empty", "vllm", "an_expert",
+)
 for op in {ops}:
     for case in cases(op):
         if op in ("quantize", "qdq"):

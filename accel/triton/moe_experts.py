@@ -188,7 +188,7 @@ def quantize_rows(
     parts = 2 if format.element == SPLIT else 1
     values = torch.empty(parts, count, width, dtype=torch.float16 if half(weight, format) else WIDE, device=device)
     scales = torch.empty(count, width // size, dtype=torch.uint8, device=device)
-    stored, safe = torch.empty(count, device=device), torch.empty(count, dtype=torch.int32, device=device)
+    stored, safe = (torch.empty(count, dtype=dtype, device=device) for dtype in (torch.float32, torch.int32))
     name, alpha, limit = ("none", 0.0, 0.0) if activation is None else NAMES[activation]
     source = "none" if scale is None else "amax" if isinstance(scale, str) else "given"
     element, block = element_constants(format.element), scale_constants(format)
