@@ -59,8 +59,8 @@ torch.set_num_threads(1)
 everywhere = ("tails-bfloat16", "specials-float32")
 once = ("axis_", "transposed", "strided", "one_element", "empty", "tails-", "specials-")
 layers = (
-    "mxfp4-mxfp8_e4m3-silu", "tails", "fp4-worst", "mxfp8_e4m3-worst", "mxfp4-every_addition_rounds", "nvfp4-interleaved_biases",
-    "mxfp4-expert_map_terms", "nvfp4-weight_on_input", "nvfp4-empty", "vllm", "an_expert",
+    "mxfp4-mxfp8_e4m3-silu", "tails", "fp4-worst", "mxfp8_e4m3-worst", "mxfp4-every_addition_rounds",
+    "nvfp4-interleaved_biases", "mxfp4-expert_map_terms", "nvfp4-weight_on_input", "nvfp4-empty", "vllm", "an_expert",
 )
 for op in {ops}:
     for case in cases(op):
