@@ -211,7 +211,7 @@ def profiled(run: Callable[[], object]) -> dict[str, float]:
 
 def vllm_layers(model: Model, layers: list, routings: list[Routed]) -> Iterator[tuple[str, list[Callable]]]:
     """vLLM's fused kernel with bfloat16 weights, where it can be imported."""
-    with contextlib.suppress(ImportError):
+    with contextlib.suppress(ImportError, AttributeError, OSError, RuntimeError):
         from vllm.model_executor.layers.fused_moe.fused_moe import fused_experts
 
         if model.gate_up == "concatenated":
