@@ -113,6 +113,12 @@ def tensor_scales(pointer, line, inside, SOURCE: tl.constexpr, PER_ROW: tl.const
                   LARGEST: tl.constexpr):  # fmt: skip
     """(stored, forward) tensor scales, of each block or one for all: given, or from the largest magnitude."""
     given = tl.load(pointer + line, mask=inside, other=1.0) if PER_ROW else tl.load(pointer)
+    return scales_of(given, SOURCE, ORDER, LARGEST)
+
+
+@triton.jit
+def scales_of(given, SOURCE: tl.constexpr, ORDER: tl.constexpr, LARGEST: tl.constexpr):
+    """The same of scales, or largest magnitudes, in registers."""
     one, largest = given * 0.0 + 1.0, given * 0.0 + LARGEST
     if SOURCE == "given":
         stored = given
