@@ -123,14 +123,20 @@ def split_dot(x, y):
 
 
 @triton.jit
+def as_float64(x):
+    """Float64 values; by way of a sum of single elements, since the compiler fails where it sees that they were bytes."""
+    return tl.sum(tl.reshape(x, (x.shape[0], x.shape[1], 1)), axis=2).to(tl.float64)
+
+
+@triton.jit
 def exact_dot(x, y, METHOD: tl.constexpr):
     """Dots of float32 elements `[M, K]` and `[N, K]`, rounded once to float32; of "float16" nothing is left to round."""
     if METHOD == "float16":
         return tl.dot(x.to(tl.float16), tl.trans(y.to(tl.float16)))
     elif METHOD == "float64":
-        return tl.dot(x.to(tl.float64), tl.trans(y.to(tl.float64)), out_dtype=tl.float64).to(tl.float32)
+        return tl.dot(as_float64(x), tl.trans(as_float64(y)), out_dtype=tl.float64).to(tl.float32)
     else:
-        return split_dot(x.to(tl.float64), tl.trans(y.to(tl.float64)))
+        return split_dot(as_float64(x), tl.trans(as_float64(y)))
 
 
 @triton.jit

@@ -104,7 +104,7 @@ def multiply(
     else:
         _multiply_by_warpgroups(a_folded, b_folded, end, out, x.length, size, path, flag)
     if a.format.scale.is_power_of_two or b.format.scale.is_power_of_two:
-        _multiply_codes(x, y, end, out, size, _fused(x.rows), flag)
+        _multiply_codes(x, y, end, out, size, fused(a, b), flag)
     return out
 
 
@@ -183,19 +183,22 @@ FEW_ROWS = 128  # up to this many, decoding the weights first costs more than it
 
 def chosen(a: BlockTensor, b: BlockTensor) -> Fused | Folded | Warpgroups:
     """The path of a call."""
-    rows, dtype = a.shape[:-1].numel(), folded_dtype(a.format, b.format)
-    if dtype is None or rows <= FEW_ROWS:
-        return _fused(rows) if method(a.format, b.format) == "float16" else Fused(32, 32, 4)
+    dtype = folded_dtype(a.format, b.format)
+    if dtype is None or a.shape[:-1].numel() <= FEW_ROWS:
+        return fused(a, b)
     if dtype == torch.float64:
         return Folded(64, 64, 4, 3)
     if _is_hopper(a.device):
         small = min(a.format.block_size, b.format.block_size) < 32
-        return Warpgroups(2, 3, 64, 1, 4, 2) if small else Warpgroups(4, 2, 64, 1, 4, 1)
+        return Warpgroups(3, 2, 64, 1, 4, 2) if small else Warpgroups(4, 2, 64, 1, 4, 1)
     return Folded(128, 128, 8)
 
 
-def _fused(rows: int) -> Fused:
-    return Fused(16, 32, 4) if rows <= 16 else Fused(64, 64, 4)
+def fused(a: BlockTensor, b: BlockTensor) -> Fused:
+    """The tiles of `product_kernel` for a call."""
+    if method(a.format, b.format) != "float16":
+        return Fused(32, 32, 4)
+    return Fused(16, 32, 4) if a.shape[:-1].numel() <= 16 else Fused(64, 64, 4)
 
 
 @functools.cache
