@@ -37,6 +37,7 @@ class Fault:
 
 TILES, TRITON, ACTIVATIONS = "accel/triton/_tiles.py", "accel/triton/_blocks.py", "accel/triton/_activations.py"
 EXPERTS, LAYERS = "accel/triton/_experts.py", ("moe_experts",)
+PRODUCTS = "accel/triton/_products.py"
 PLACES, PACKING, LAYOUT = "accel/triton/_places.py", "accel/triton/_packing.py", "accel/triton/to_layout.py"
 KERNEL_FAULTS = (
     Fault(
@@ -287,6 +288,51 @@ KERNEL_FAULTS = (
     Fault("experts: rests of E4M3 lost", EXPERTS, "            d += dots(w, x_rest,", "            dots(w, x_rest,", LAYERS),
 )
 
+PRODUCT_FAULTS = (
+    Fault(
+        "blocks added in descending order",
+        PRODUCTS,
+        "start = block * (",
+        "start = (row_bytes * 8 // (SIZE * BITS) - 1 - block) * (",
+        ("matmul",),
+    ),
+    Fault(
+        "scales multiplied first",
+        PRODUCTS,
+        "product = product * power(half) * power(exponent - half)",
+        "product = product * (power(half) * power(half) * (1 + exponent % 2))",
+        ("matmul",),
+    ),
+    Fault(
+        "folded tails masked at the wrong block",
+        PRODUCTS,
+        "for block in range(blocks):\n        if WHOLE",
+        "for block in range(blocks - 1, -1, -1):\n        if WHOLE",
+        ("matmul",),
+    ),
+    Fault(
+        "folded scales never looked at",
+        PRODUCTS,
+        "if tl.max(unfit.to(tl.int32), axis=0) > 0:",
+        "if tl.max(unfit.to(tl.int32), axis=0) > 1:",
+        ("matmul",),
+    ),
+    Fault(
+        "a NaN scale is a number",
+        PRODUCTS,
+        "nan = (a_scale == A_NAN)[:, None] |",
+        "nan = (a_scale == A_NAN + 1)[:, None] |",
+        ("matmul",),
+    ),
+    Fault(
+        "tensor scales one at a time",
+        PRODUCTS,
+        "(a_factor[:, None] * b_factor[None, :]) * value",
+        "a_factor[:, None] * (b_factor[None, :] * value)",
+        ("matmul",),
+    ),
+)
+
 CORE_FAULTS = (
     Fault(
         "reference: ties away",
@@ -345,7 +391,13 @@ CORE_FAULTS = (
         ("matmul",),
     ),
 )
-FAULTS = (*KERNEL_FAULTS, *CORE_FAULTS)
+FAULTS = (*KERNEL_FAULTS, *PRODUCT_FAULTS, *CORE_FAULTS)
+
+
+PRODUCTS_TRIED = (
+    "mxfp4-k_33", "mxfp4-many_rows", "nvfp4-divided-few_rows", "nvfp4-many_rows-bias", "mxfp8_e5m2-mxfp8_e5m2-extremes-few",
+    "mxint8-specials", "nvfp4-specials", "mxfp4-every_scale",
+)  # fmt: skip
 
 
 LAYER_LABELS = ("mxfp4-worst", "nvfp4-tails", "gate_up_scales", "mxfp4-mxfp8_e4m3-silu", "nvfp4-every_addition")
@@ -368,6 +420,8 @@ def selected(op: str, all_cases) -> list:
                 chosen.append(case)
         elif op == "moe_experts":
             if case.level == 1 and any(label in case.id for label in LAYER_LABELS):
+        elif op == "matmul":
+            if case.id in PRODUCTS_TRIED:
                 chosen.append(case)
         elif op == "exp" or not any(words in case.id for words in ("every_b", "every_f", "random")):
             chosen.append(case)

@@ -11,6 +11,7 @@ import mxref
 from mxref.blocks import BlockTensor
 from mxref.conformance import inputs
 from mxref.elements import ROUNDINGS
+from mxref.formats import BlockFormat
 from mxref.moe import ACTIVATIONS
 from mxref.recipes import Hadamard, Recipe
 
@@ -257,17 +258,120 @@ def _block_dot() -> Iterator[Case]:
 
 def _matmul() -> Iterator[Case]:
     for a_format, b_format in product(mxref.BLOCK_FORMATS, mxref.BLOCK_FORMATS):
+        formats = f"{a_format} {b_format}"
         a = mxref.quantize(inputs.spread_normal(37, 336, seed=16), a_format)
         b = mxref.quantize(inputs.spread_normal(29, 336, seed=17), b_format)
         for out_dtype in (torch.float32, torch.bfloat16):
             case = f"{a_format}-{b_format}-{_short(out_dtype)}"
-            yield Case("matmul", case, f"{a_format} {b_format}", _short(out_dtype), _call(a, b, out_dtype=out_dtype))
-    for format in mxref.BLOCK_FORMATS:
+            yield Case("matmul", case, formats, _short(out_dtype), _call(a, b, out_dtype=out_dtype))
+        for label, rows, columns, level in (("few", 13, 11, 1), ("many", 259, 130, 2)):
+            given = _extremes(a_format, rows, 125, 3), _extremes(b_format, columns, 125, 4)
+            yield Case("matmul", f"{a_format}-{b_format}-extremes-{label}", formats, "float32", _call(*given), level)
+        large = _spread(300, 1000, 33, a_format), _spread(200, 1000, 34, b_format)
+        yield Case("matmul", f"{a_format}-{b_format}-large", formats, "float32", _call(*large), 2)
+    for format, block in mxref.BLOCK_FORMATS.items():
         b = mxref.quantize(inputs.spread_normal(29, 336, seed=17), format)
         x = inputs.spread_normal(37, 336, seed=18, dtype=torch.bfloat16)
         yield Case("matmul", f"bfloat16-{format}", f"bfloat16 {format}", "bfloat16", _call(x, b))
         strided = inputs.in_poison(x), mxref.quantize(inputs.spread_normal(58, 336, seed=17), format)[::2]
         yield Case("matmul", f"bfloat16-{format}-strided", f"bfloat16 {format}", "bfloat16", _call(*strided))
+        for label, (arguments, options) in _products(block).items():
+            dtype = _short(options.get("out_dtype", torch.float32))
+            yield Case("matmul", f"{format}-{label}", f"{format} {format}", dtype, _call(*arguments, **options))
+
+
+def _products(block: BlockFormat) -> dict[str, tuple[tuple, dict]]:
+    """Arguments of products of a format with itself, by what they try."""
+    format, size = block.name, block.block_size
+    bias = inputs.spread_normal(35, seed=35)
+    a, b = _spread(150, 3 * size + 5, 36, format), _spread(35, 3 * size + 5, 37, format)
+    many = mxref.quantize(inputs.spread_normal(2, 3, 5, 4 * size, seed=38), format)
+    found = {
+        "every_scale": ((_every_scale(block, 39), _every_scale(block, 40)), {}),
+        "many_rows": ((a, b), {}),
+        "many_rows-bias": ((a, b), {"bias": bias, "out_dtype": torch.bfloat16}),
+        "few_rows-bias": ((a[:9], b), {"bias": bias.half().repeat_interleave(2)[::2], "out_dtype": torch.float16}),
+        "strided": ((a[3::4], b[::2]), {}),
+        "batch": ((many, many[-1][-1]), {"out_dtype": torch.bfloat16}),
+        "specials": ((_special(block, 140, 41), _special(block, 24, 42)), {}),
+        "transformed": ((_rotated(format, 7, 43), _rotated(format, 9, 44)), {}),
+        "empty_rows": ((a[:0], b), {}),
+        "empty_columns": ((a[:5], b[:0]), {}),
+        "empty_k": ((mxref.quantize(torch.zeros(3, 0), format), mxref.quantize(torch.zeros(4, 0), format)), {}),
+    }
+    for k in (1, size - 1, size + 1):
+        found[f"k_{k}"] = ((_spread(5, k, 45, format), _spread(6, k, 46, format)), {})
+        found[f"k_{k}-many_rows"] = ((_spread(130, k, 45, format), _spread(6, k, 46, format)), {})
+    if block.tensor_scale:
+        for label, recipe, scale in (
+            ("per_row", "nvidia", "per_row"),
+            ("divided", "vllm_torch", "per_row"),
+            ("divided-static", "vllm_torch", torch.tensor(1 / STATIC_SCALE)),
+            ("tiles", "nvidia_16x16", None),
+        ):
+            x, y = inputs.spread_normal(133, 80, seed=47), inputs.spread_normal(21, 80, seed=48)
+            pair = tuple(mxref.quantize(values, format, recipe=recipe, tensor_scale=scale) for values in (x, y))
+            found[label] = (pair, {"bias": bias[:21], "out_dtype": torch.float16})
+            found[f"{label}-few_rows"] = ((pair[0][:16] if recipe != "nvidia_16x16" else pair[0], pair[1]), {})
+        tiles = mxref.quantize(
+            inputs.spread_normal(2, 19, 80, seed=49), format, recipe="nvidia_16x16", tensor_scale="per_expert"
+        )
+        found["tiles-batch"] = ((tiles, pair[1]), {})
+    return found
+
+
+def _spread(rows: int, k: int, seed: int, format: str) -> BlockTensor:
+    """Quantized numbers whose blocks differ by many binades, so that the order of the additions shows."""
+    return mxref.quantize(inputs.spread_normal(rows, k, seed=seed), format)
+
+
+def _rotated(format: str, rows: int, seed: int) -> BlockTensor:
+    block = mxref.BLOCK_FORMATS[format]
+    recipe = replace(mxref.RECIPES[block.default_recipe], name="hadamard", transform=Hadamard(16, (1, -1, -1, 1) * 4))
+    return mxref.quantize(inputs.spread_normal(rows, 96, seed=seed), format, recipe=recipe)
+
+
+def _extremes(format: str, rows: int, k: int, seed: int) -> BlockTensor:
+    """Rows whose dots need all the bits that they can need: largest elements, with random signs, beside smallest ones,
+    cancelling; most scales near one another, some apart."""
+    block = mxref.BLOCK_FORMATS[format]
+    element, size = block.element, block.block_size
+    generator = torch.Generator().manual_seed(seed)
+    largest, smallest = element.max_code, next(code for code, value in enumerate(element.values) if value == element.quantum)
+    minus = element.code_count - largest if element.kind == "integer" else largest | element.sign_mask
+    choices = torch.tensor(
+        [[largest] * 4, [largest, minus] * 2, [largest, smallest, minus, minus], [largest, minus, 0, smallest]]
+    )
+    codes = torch.empty(rows, k, dtype=torch.uint8)
+    for row in range(rows):
+        picked = torch.randint(4, (k,), generator=generator) if row % 8 else torch.zeros(k, dtype=torch.int64)
+        codes[row] = choices[row % len(choices)][picked]
+    one = block.scale.positive.index(1.0)
+    scales = one + torch.randint(-2, 3, (rows, -(-k // size)), generator=generator)
+    scales[1::3, 1:] += torch.randint(-20, 21, scales[1::3, 1:].shape, generator=generator)
+    return BlockTensor.from_codes(codes, scales.to(torch.uint8), None, block, mxref.RECIPES[block.default_recipe])
+
+
+def _every_scale(block: BlockFormat, seed: int) -> BlockTensor:
+    """A row for every scale code, NaN too, of a block of random elements; every other row ends with a block of zeros."""
+    scale_codes = [code for code in range(256) if not code & block.scale.sign_mask]
+    codes = _codes(block.element.name, len(scale_codes), 4 * block.block_size, seed)
+    codes[:, : block.block_size].clamp_(min=1)
+    codes[::2, -block.block_size :] = 0
+    one = block.scale.positive.index(1.0)
+    scales = torch.full((len(scale_codes), 4), one, dtype=torch.uint8)
+    scales[:, 1], scales[::2, -1] = torch.tensor(scale_codes, dtype=torch.uint8), 0
+    return BlockTensor.from_codes(codes, scales, None, block, mxref.RECIPES[block.default_recipe])
+
+
+def _special(block: BlockFormat, rows: int, seed: int) -> BlockTensor:
+    """Elements that are NaN or Inf, and blocks that are."""
+    codes = _codes(block.element.name, rows, 3 * block.block_size, seed)
+    one = block.scale.positive.index(1.0)
+    scales = torch.full((rows, 3), one, dtype=torch.uint8)
+    scales[5::16, 1] = block.scale.nan_code
+    codes[5::32, block.block_size : 2 * block.block_size] = 0
+    return BlockTensor.from_codes(codes, scales, None, block, mxref.RECIPES[block.default_recipe])
 
 
 def _route() -> Iterator[Case]:
