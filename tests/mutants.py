@@ -242,7 +242,7 @@ KERNEL_FAULTS = (
         ("activate_quantize",),
     ),
     Fault("sign lost in a look-up", ACTIVATIONS, "pattern & 0xFFFF", "pattern & 0x7FFF", ("silu", "activate_quantize")),
-    Fault("a line's run begins where another does", PLACES, "line.to(tl.int64) * stride_matrix", "line.to(tl.int64)", BLOCKS),
+    Fault("runs of lines begin as one", PLACES, "line.to(tl.int64) * stride_matrix", "line.to(tl.int64)", BLOCKS),
     Fault("six words out of order", PACKING, "tl.join(first_high, second_low)", "tl.join(second_low, first_high)", BLOCKS),
     Fault("tile rows in order", LAYOUT, "byte % 16 // 4 * 32 + byte // 16", "byte // 4", ("to_layout",)),
     Fault(
@@ -420,6 +420,7 @@ def selected(op: str, all_cases) -> list:
                 chosen.append(case)
         elif op == "moe_experts":
             if case.level == 1 and any(label in case.id for label in LAYER_LABELS):
+                chosen.append(case)
         elif op == "matmul":
             if case.id in PRODUCTS_TRIED:
                 chosen.append(case)
