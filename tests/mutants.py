@@ -236,7 +236,7 @@ KERNEL_FAULTS = (
     Fault("rotation halved twice", TRITON, "(1 << (STEPS // 2))", "(1 << STEPS)", BLOCKS),
     Fault(
         "activation not rounded before it is quantized",
-        TRITON,
+        ACTIVATIONS,
         "widen(narrow_or_nan(activate(x, pattern, up, table_ptr, alpha, limit, NAME, GATED, STORED), STORED))",
         "activate(x, pattern, up, table_ptr, alpha, limit, NAME, GATED, STORED)",
         ("activate_quantize",),

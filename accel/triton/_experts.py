@@ -10,7 +10,7 @@ enter unscaled, and the power of two comes afterwards in two exact halves, as in
 import triton
 import triton.language as tl
 
-from accel.triton._activations import activate
+from accel.triton._activations import activated, pattern_of
 from accel.triton._blocks import multiplier, raw_scale, scales_of
 from accel.triton._packing import spread
 from accel.triton._tiles import (
@@ -75,11 +75,11 @@ def quantize_rows_kernel(
             x = widen(narrow(x * tl.load(weights_ptr + row), STORED))
     else:
         gate_k = k * 2 if INTERLEAVED else k
-        gate = widen(tl.load(start + gate_k, mask=present, other=0))
-        up = gate
+        gate = tl.load(start + gate_k, mask=present, other=0)
+        up = widen(gate)
         if GATED:
             up = widen(tl.load(start + (gate_k + 1 if INTERLEAVED else gate_k + k_size), mask=present, other=0))
-        x = widen(narrow(activate(gate, up, alpha, limit, ACTIVATION, STORED), STORED))
+        x = activated(widen(gate), pattern_of(gate), up, None, alpha, limit, ACTIVATION, GATED, STORED)
 
     magnitude = bits_of(x) & MAGNITUDE
     amax = tl.max(magnitude, axis=1)

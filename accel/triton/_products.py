@@ -63,7 +63,7 @@ def load_elements(
     """Float32 elements `[ROWS, SIZE]` of one block of each row, zeros where there is none."""
     start = block * (SIZE * BITS // 8)
     word = load_codes(
-        codes_ptr + start, row, rows, 1, 1, row_bytes - start, 1, stride, 1, 0, ROWS, 1, SIZE, WHOLE, False, False, BITS
+        codes_ptr + start, row, rows, 1, 1, row_bytes - start, 1, stride, 1, 0, ROWS, 1, SIZE, WHOLE, "none", False, BITS
     )
     value, nan = decode_top(word, MANTISSA, MAX, MAX_CODE, SIGN_SHIFT, INTEGER, UNBIAS, INF_CODE)
     return value if INTEGER or BITS < 8 else tl.where(nan, float_of(tl.full((), NAN, tl.int32)), value)
@@ -193,8 +193,8 @@ def product_kernel(
 def fold_kernel(
     codes_ptr, scales_ptr, out_ptr, flag_ptr, blocks, k_blocks, row_blocks, k_size, rows,
     codes_size, codes_matrix, codes_k, codes_row, out_matrix, out_k, out_row,
-    BLOCKS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.constexpr, FLAT: tl.constexpr,
-    FLAT_OUT: tl.constexpr, ROWS_FIRST: tl.constexpr, STORED: tl.constexpr,
+    BLOCKS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.constexpr, RUN: tl.constexpr,
+    RUN_OUT: tl.constexpr, ROWS_FIRST: tl.constexpr, STORED: tl.constexpr,
     POWER: tl.constexpr, SCALE_NAN: tl.constexpr, SCALE_MANTISSA: tl.constexpr, SCALE_UNBIAS: tl.constexpr,
     LOWEST_SCALE: tl.constexpr, HIGHEST_SCALE: tl.constexpr,
     BITS: tl.constexpr, MANTISSA: tl.constexpr, MAX: tl.constexpr, MAX_CODE: tl.constexpr, SIGN_SHIFT: tl.constexpr,
@@ -205,7 +205,7 @@ def fold_kernel(
     inside = exists(block, blocks)
     word = load_codes(
         codes_ptr, block, blocks, k_blocks, row_blocks, codes_size, rows, codes_matrix, codes_k, codes_row,
-        BLOCKS, ROWS, SIZE, WHOLE, FLAT, ROWS_FIRST, BITS,
+        BLOCKS, ROWS, SIZE, WHOLE, RUN, ROWS_FIRST, BITS,
     )  # fmt: skip
     scale = tl.load(scales_ptr + block, mask=inside, other=127).to(tl.int32)
     factor = decode_power(scale) if POWER else decode_magnitude(scale, SCALE_MANTISSA, False, SCALE_UNBIAS)
@@ -221,7 +221,7 @@ def fold_kernel(
         value = tl.where(nan, float_of(tl.full((), NAN, tl.int32)), value)
     offsets, present = places(
         block, blocks, k_blocks, row_blocks, k_size, rows, out_matrix, out_k, out_row, 0, 1, BLOCKS, ROWS, SIZE, WHOLE,
-        FLAT_OUT, ROWS_FIRST,
+        RUN_OUT, ROWS_FIRST,
     )  # fmt: skip
     tl.store(out_ptr + offsets, value.to(tl.float64) if STORED == tl.float64 else narrow(value, STORED), mask=present)
 

@@ -263,8 +263,8 @@ class _Operand:
         if geometry.blocks:
             fold_kernel[geometry.programs](
                 geometry.words(codes, self.format.element.bits), self.scales, memory(out), flag, *geometry.sizes,
-                codes.shape[-1], *strides, *out_strides, **geometry.constants, FLAT=geometry.flat(codes),
-                FLAT_OUT=geometry.flat(out), STORED=tl.float64 if dtype == torch.float64 else STORED[dtype],
+                codes.shape[-1], *strides, *out_strides, **geometry.constants, RUN=geometry.run(codes),
+                RUN_OUT=geometry.run(out), STORED=tl.float64 if dtype == torch.float64 else STORED[dtype],
                 POWER=scale["POWER_OF_TWO"], SCALE_NAN=scale["SCALE_NAN"], SCALE_MANTISSA=scale["SCALE_MANTISSA"],
                 SCALE_UNBIAS=scale["SCALE_UNBIAS"], LOWEST_SCALE=ceil(log2(lowest)) + 127,
                 HIGHEST_SCALE=int(log2(highest)) + 127, **{name: element[name] for name in wanted}, **geometry.options,
