@@ -93,9 +93,7 @@ def matmul(
     >>> matmul(a, a).item()
     64.0
     """
-    check_choice("semantics", semantics, SEMANTICS)
-    check_dtype("out_dtype", out_dtype)
-    _check_operands(a, b, bias)
+    check_matmul(a, b, bias, out_dtype, semantics)
     if isinstance(a, BlockTensor) and semantics == "blockwise":
         acc = _blockwise(a, b)
     else:
@@ -106,7 +104,10 @@ def matmul(
     return canonical(acc.to(out_dtype))
 
 
-def _check_operands(a: BlockTensor | torch.Tensor, b: BlockTensor, bias: torch.Tensor | None) -> None:
+def check_matmul(a, b, bias, out_dtype: torch.dtype, semantics: str) -> None:
+    """Check the arguments of `matmul` before anything is computed."""
+    check_choice("semantics", semantics, SEMANTICS)
+    check_dtype("out_dtype", out_dtype)
     check_operand("b", b)
     if isinstance(a, BlockTensor):
         check_operand("a", a)
@@ -216,13 +217,13 @@ def _exact_dot(a: ElementFormat, b: ElementFormat, length: int, device: torch.de
         raise ValueError(f"device 'mps' has no float64, which an exact {a.name} x {b.name} product needs: use 'cpu'")
     if bits <= _FLOAT64_BITS:
         return lambda x, y: (x.double() @ y.double().T).float()
-    bits = max(_half_bits(a, b, length))
+    bits = max(half_bits(a, b, length))
     if bits > _FLOAT64_BITS:
         raise ValueError(f"{a.name} x {b.name}: an exact dot of {length} elements needs {bits} bits even when split at 1")
     return _split_dot
 
 
-def _half_bits(a: ElementFormat, b: ElementFormat, length: int) -> tuple[int, int, int]:
+def half_bits(a: ElementFormat, b: ElementFormat, length: int) -> tuple[int, int, int]:
     """Bits of the high x high, mixed and low x low sums when both formats are split at |x| = 1."""
     a_high, b_high = 2.0**-a.mantissa_bits, 2.0**-b.mantissa_bits  # quanta of the values from 1 on
     sums = (

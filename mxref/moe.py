@@ -151,18 +151,11 @@ def moe_experts(
     >>> moe_experts(torch.ones(1, 32), w13, w2, torch.tensor([[0]]), torch.tensor([[1.0]])).shape
     torch.Size([1, 32])
     """
-    check_choice("activation", activation, tuple(ACTIVATIONS))
-    check_choice("gate_up", gate_up, GATE_UP_LAYOUTS)
-    check_choice("semantics", semantics, SEMANTICS)
-    _check_layer(x, w13, w2, bias13, bias2, activation)
-    _check_routing(topk_ids, topk_weights, expert_map, len(x), w2.shape[0])
-    scales = _activation_scales(act_format, act_tensor_scales, act_recipe, seed, w2.shape[0])
+    scales = check_experts(
+        x, w13, w2, topk_ids, topk_weights, activation, act_format, act_tensor_scales, act_recipe, bias13, bias2, gate_up,
+        intermediate_dtype, apply_router_weight_on_input, round_per_slot, expert_map, seed, semantics, out_dtype,
+    )  # fmt: skip
     intermediate_dtype, out_dtype = intermediate_dtype or x.dtype, out_dtype or x.dtype
-    check_dtype("intermediate_dtype", intermediate_dtype)
-    check_dtype("round_per_slot", round_per_slot or x.dtype)
-    check_dtype("out_dtype", out_dtype)
-    if apply_router_weight_on_input and topk_ids.shape[1] != 1:
-        raise ValueError(f"apply_router_weight_on_input with k={topk_ids.shape[1]}: expected top-1 routing")
 
     def as_operand(rows: torch.Tensor, token_ids: torch.Tensor, scale) -> BlockTensor | torch.Tensor:
         if act_format is None:
@@ -246,6 +239,25 @@ def check_activate(hidden: torch.Tensor, activation: str, gate_up: str) -> None:
         raise ValueError(f"hidden {list(hidden.shape)}: expected [..., 2I], gate and up, with activation={activation!r}")
 
 
+def check_experts(
+    x, w13, w2, topk_ids, topk_weights, activation, act_format, act_tensor_scales, act_recipe, bias13, bias2, gate_up,
+    intermediate_dtype, apply_router_weight_on_input, round_per_slot, expert_map, seed, semantics, out_dtype, values=True,
+) -> dict[str, str | torch.Tensor | None]:  # fmt: skip
+    """Check the arguments of `moe_experts`, by `values` or not what tensors hold; the scale of each quantization point."""
+    check_choice("activation", activation, tuple(ACTIVATIONS))
+    check_choice("gate_up", gate_up, GATE_UP_LAYOUTS)
+    check_choice("semantics", semantics, SEMANTICS)
+    _check_layer(x, w13, w2, bias13, bias2, activation)
+    _check_routing(topk_ids, topk_weights, expert_map, len(x), w2.shape[0], values)
+    scales = _activation_scales(act_format, act_tensor_scales, act_recipe, seed, w2.shape[0], values)
+    check_dtype("intermediate_dtype", intermediate_dtype or x.dtype)
+    check_dtype("round_per_slot", round_per_slot or x.dtype)
+    check_dtype("out_dtype", out_dtype or x.dtype)
+    if apply_router_weight_on_input and topk_ids.shape[1] != 1:
+        raise ValueError(f"apply_router_weight_on_input with k={topk_ids.shape[1]}: expected top-1 routing")
+    return scales
+
+
 def _check_layer(x, w13, w2, bias13, bias2, activation: str) -> None:
     check_float("x", x)
     check_operand("w13", w13)
@@ -261,7 +273,7 @@ def _check_layer(x, w13, w2, bias13, bias2, activation: str) -> None:
     check_bias("bias2", bias2, w2)
 
 
-def _check_routing(ids, weights, expert_map, tokens: int, experts: int) -> None:
+def _check_routing(ids, weights, expert_map, tokens: int, experts: int, values: bool) -> None:
     check_tensor("topk_ids", ids, torch.int64, torch.int32)
     check_tensor("topk_weights", weights, torch.float32)
     if ids.ndim != 2 or ids.shape != weights.shape or len(ids) != tokens or ids.shape[1] < 1:
@@ -270,9 +282,11 @@ def _check_routing(ids, weights, expert_map, tokens: int, experts: int) -> None:
         check_tensor("expert_map", expert_map, torch.int64)
         if expert_map.ndim != 1:
             raise ValueError(f"expert_map has shape {list(expert_map.shape)}: expected [E_global]")
-        _check_range("expert_map", expert_map, -1, experts, f"local indices below E={experts}, or -1")
     count = experts if expert_map is None else len(expert_map)
-    _check_range("topk_ids", ids, 0, count, f"0 to {count - 1}")
+    if values and expert_map is not None:
+        _check_range("expert_map", expert_map, -1, experts, f"local indices below E={experts}, or -1")
+    if values:
+        _check_range("topk_ids", ids, 0, count, f"0 to {count - 1}")
 
 
 def _check_range(argument: str, ids: torch.Tensor, lowest: int, end: int, expected: str) -> None:
@@ -280,7 +294,7 @@ def _check_range(argument: str, ids: torch.Tensor, lowest: int, end: int, expect
         raise ValueError(f"{argument} holds {int(ids.min())} to {int(ids.max())}: expected {expected}")
 
 
-def _activation_scales(format, scales, recipe, seed, experts: int) -> dict[str, str | torch.Tensor | None]:
+def _activation_scales(format, scales, recipe, seed, experts: int, values: bool) -> dict[str, str | torch.Tensor | None]:
     """What `quantize_rows` takes as the tensor scale at each quantization point."""
     if format is None:
         if not (scales is None and recipe is None and seed is None):
@@ -301,7 +315,7 @@ def _activation_scales(format, scales, recipe, seed, experts: int) -> dict[str, 
     if not isinstance(scales, (tuple, list)) or len(scales) != len(QUANTIZATION_POINTS):
         raise ValueError(f"act_tensor_scales is a {type(scales).__name__}: expected 'per_tensor' or a pair of tensors")
     for scale in scales:
-        check_scale("act_tensor_scales", scale)
+        check_scale("act_tensor_scales", scale) if values else check_tensor("act_tensor_scales", scale, torch.float32)
         if tuple(scale.shape) not in ((), (1,), (experts,)):
             raise ValueError(f"act_tensor_scales has shape {list(scale.shape)}: expected a scalar or [E] with E={experts}")
     return dict(zip(QUANTIZATION_POINTS, scales))

@@ -36,6 +36,8 @@ class Fault:
 
 
 TILES, TRITON, ACTIVATIONS = "accel/triton/_tiles.py", "accel/triton/_blocks.py", "accel/triton/_activations.py"
+EXPERTS, LAYERS = "accel/triton/_experts.py", ("moe_experts",)
+PRODUCTS = "accel/triton/_products.py"
 PLACES, PACKING, LAYOUT = "accel/triton/_places.py", "accel/triton/_packing.py", "accel/triton/to_layout.py"
 KERNEL_FAULTS = (
     Fault(
@@ -234,7 +236,7 @@ KERNEL_FAULTS = (
     Fault("rotation halved twice", TRITON, "(1 << (STEPS // 2))", "(1 << STEPS)", BLOCKS),
     Fault(
         "activation not rounded before it is quantized",
-        TRITON,
+        ACTIVATIONS,
         "widen(narrow_or_nan(activate(x, pattern, up, table_ptr, alpha, limit, NAME, GATED, STORED), STORED))",
         "activate(x, pattern, up, table_ptr, alpha, limit, NAME, GATED, STORED)",
         ("activate_quantize",),
@@ -249,6 +251,85 @@ KERNEL_FAULTS = (
         "factor = scale_sum - scale_anchor\n",
         'factor = tl.minimum(raw, SCALE_MAX).to(tl.float8e4nv, fp_downcast_rounding="rtne").to(tl.float32)\n',
         BLOCKS,
+    ),
+    Fault("experts: blocks in descending order", EXPERTS, "parts[i], (BN, BM))", "parts[NB - 1 - i], (BN, BM))", LAYERS),
+    Fault(
+        "experts: blocks added to each other first",
+        EXPERTS,
+        "    for i in tl.static_range(NB):\n        acc = add_apart(acc, tl.reshape(parts[i], (BN, BM)))\n    return acc",
+        "    return acc + tl.sum(dots, axis=0)",
+        LAYERS,
+    ),
+    Fault(
+        "experts: up scaled as gate",
+        EXPERTS,
+        "w_stored_ptr + e * stored_expert + row * stored_row",
+        "w_stored_ptr + e * stored_expert",
+        LAYERS,
+    ),
+    Fault(
+        "experts: intermediate not quantized",
+        EXPERTS,
+        "element = tl.where(quotient < 0.0, anchor - sum, sum - anchor)",
+        'element = tl.where(quotient < 0.0, anchor - sum, sum - anchor) if ACTIVATION == "none" else quotient',
+        LAYERS,
+    ),
+    Fault("experts: slots in descending order", EXPERTS, "token * TOP_K + i", "token * TOP_K + (TOP_K - 1 - i)", LAYERS),
+    Fault("experts: a row read past its end", EXPERTS, "present = k < k_size\n", "present = k < k_size + SIZE\n", LAYERS),
+    Fault("experts: padding with a NaN scale", EXPERTS, "other=127 if POWER_OF_TWO else 0", "other=127", LAYERS),
+    Fault(
+        "experts: an int32 offset",
+        EXPERTS,
+        "row_ptr = w_ptr + e * w_expert",
+        "row_ptr = w_ptr + (e * w_expert).to(tl.int8)",
+        LAYERS,
+    ),
+    Fault("experts: scales at the ends taken as safe", EXPERTS, "if safe == 0:", "if safe == 2:", LAYERS),
+    Fault("experts: rests of E4M3 lost", EXPERTS, "            d += dots(w, x_rest,", "            dots(w, x_rest,", LAYERS),
+)
+
+PRODUCT_FAULTS = (
+    Fault(
+        "blocks added in descending order",
+        PRODUCTS,
+        "start = block * (",
+        "start = (row_bytes * 8 // (SIZE * BITS) - 1 - block) * (",
+        ("matmul",),
+    ),
+    Fault(
+        "scales multiplied first",
+        PRODUCTS,
+        "product = product * power(half) * power(exponent - half)",
+        "product = product * (power(half) * power(half) * (1 + exponent % 2))",
+        ("matmul",),
+    ),
+    Fault(
+        "folded tails masked at the wrong block",
+        PRODUCTS,
+        "for block in range(blocks):\n        if WHOLE",
+        "for block in range(blocks - 1, -1, -1):\n        if WHOLE",
+        ("matmul",),
+    ),
+    Fault(
+        "folded scales never looked at",
+        PRODUCTS,
+        "if tl.max(unfit.to(tl.int32), axis=0) > 0:",
+        "if tl.max(unfit.to(tl.int32), axis=0) > 1:",
+        ("matmul",),
+    ),
+    Fault(
+        "a NaN scale is a number",
+        PRODUCTS,
+        "nan = (a_scale == A_NAN)[:, None] |",
+        "nan = (a_scale == A_NAN + 1)[:, None] |",
+        ("matmul",),
+    ),
+    Fault(
+        "tensor scales one at a time",
+        PRODUCTS,
+        "(a_factor[:, None] * b_factor[None, :]) * value",
+        "a_factor[:, None] * (b_factor[None, :] * value)",
+        ("matmul",),
     ),
 )
 
@@ -310,7 +391,16 @@ CORE_FAULTS = (
         ("matmul",),
     ),
 )
-FAULTS = (*KERNEL_FAULTS, *CORE_FAULTS)
+FAULTS = (*KERNEL_FAULTS, *PRODUCT_FAULTS, *CORE_FAULTS)
+
+
+PRODUCTS_TRIED = (
+    "mxfp4-k_33", "mxfp4-many_rows", "nvfp4-divided-few_rows", "nvfp4-many_rows-bias", "mxfp8_e5m2-mxfp8_e5m2-extremes-few",
+    "mxint8-specials", "nvfp4-specials", "mxfp4-every_scale",
+)  # fmt: skip
+
+
+LAYER_LABELS = ("mxfp4-worst", "nvfp4-tails", "gate_up_scales", "mxfp4-mxfp8_e4m3-silu", "nvfp4-every_addition")
 
 
 def selected(op: str, all_cases) -> list:
@@ -327,6 +417,12 @@ def selected(op: str, all_cases) -> list:
                 case.format in ("mxfp4", "mxfp8_e4m3", "nvfp4")
                 or (case.format, recipe) in (("mxint8", "ocp"), ("mxint8", "ocp_ceil"), ("mxfp6_e2m3", "ocp"))
             ):
+                chosen.append(case)
+        elif op == "moe_experts":
+            if case.level == 1 and any(label in case.id for label in LAYER_LABELS):
+                chosen.append(case)
+        elif op == "matmul":
+            if case.id in PRODUCTS_TRIED:
                 chosen.append(case)
         elif op == "exp" or not any(words in case.id for words in ("every_b", "every_f", "random")):
             chosen.append(case)

@@ -87,11 +87,11 @@ def test_importing_mxref_takes_under_two_seconds_beyond_torch():
 def test_the_reference_stays_small():
     """The formats and their arithmetic: everything but the dispatch to kernels and graphs, and what is odd elsewhere.
 
-    70 lines of 2870 are what producers chose: exponent rules, orders and a rounding that no standard has.
+    70 lines of 2890 are what producers chose: exponent rules, orders and a rounding that no standard has.
     """
     counted = [m for m in (*ORDER[ORDER.index("formats") :], "__init__") if m not in ("compiled", "faults", "producers")]
     lines = sum(len((PACKAGE / f"{module}.py").read_text().splitlines()) for module in counted)
-    assert lines <= 2870
+    assert lines <= 2890
 
 
 def test_format_constants_live_in_formats_alone():

@@ -8,7 +8,7 @@ import struct
 import triton
 import triton.language as tl
 
-from accel.triton._tiles import bits_of, float_of, narrow, widen
+from accel.triton._tiles import bits_of, float_of, narrow, narrow_or_nan, widen
 
 
 def _constant(bits: int) -> tl.constexpr:
@@ -127,3 +127,9 @@ def activate(x, pattern, up, table_ptr, alpha, limit, NAME: tl.constexpr, GATED:
     else:
         side = tl.load(table_ptr + (pattern & 0xFFFF))
     return with_up(side, up, limit, NAME) if GATED else side
+
+
+@triton.jit
+def activated(x, pattern, up, table_ptr, alpha, limit, NAME: tl.constexpr, GATED: tl.constexpr, STORED: tl.constexpr):
+    """`activate`, rounded as it would be stored."""
+    return widen(narrow_or_nan(activate(x, pattern, up, table_ptr, alpha, limit, NAME, GATED, STORED), STORED))

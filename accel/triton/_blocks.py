@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from accel.triton._activations import activate, pattern_of
+from accel.triton._activations import activated, pattern_of
 from accel.triton._packing import load_codes, store_codes
 from accel.triton._places import exists, find, places, run_start
 from accel.triton._tiles import (
@@ -19,7 +19,6 @@ from accel.triton._tiles import (
     nan_of,
     narrow,
     narrow_numbers,
-    narrow_or_nan,
     nearest_code,
     quotient_code,
     round_to_code,
@@ -43,12 +42,6 @@ def load_words(start, inside, BLOCKS: tl.constexpr, WORDS: tl.constexpr, EIGHT: 
     low, high = tl.load(place, mask=inside[:, None], other=0), tl.load(place + 4, mask=inside[:, None], other=0)
     both = tl.permute(tl.reshape(tl.join(low, high), (BLOCKS, WORDS // 8, 4, 2)), (0, 1, 3, 2))
     return tl.reshape(both, (BLOCKS, WORDS))
-
-
-@triton.jit
-def activated(x, pattern, up, table_ptr, alpha, limit, NAME: tl.constexpr, GATED: tl.constexpr, STORED: tl.constexpr):
-    """`activate`, rounded as it would be stored."""
-    return widen(narrow_or_nan(activate(x, pattern, up, table_ptr, alpha, limit, NAME, GATED, STORED), STORED))
 
 
 @triton.jit
@@ -113,6 +106,12 @@ def tensor_scales(pointer, line, inside, SOURCE: tl.constexpr, PER_ROW: tl.const
                   LARGEST: tl.constexpr):  # fmt: skip
     """(stored, forward) tensor scales, of each block or one for all: given, or from the largest magnitude."""
     given = tl.load(pointer + line, mask=inside, other=1.0) if PER_ROW else tl.load(pointer)
+    return scales_of(given, SOURCE, ORDER, LARGEST)
+
+
+@triton.jit
+def scales_of(given, SOURCE: tl.constexpr, ORDER: tl.constexpr, LARGEST: tl.constexpr):
+    """The same of scales, or largest magnitudes, in registers."""
     one, largest = given * 0.0 + 1.0, given * 0.0 + LARGEST
     if SOURCE == "given":
         stored = given

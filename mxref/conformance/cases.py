@@ -11,6 +11,7 @@ import mxref
 from mxref.blocks import BlockTensor
 from mxref.conformance import inputs
 from mxref.elements import ROUNDINGS
+from mxref.formats import BlockFormat
 from mxref.moe import ACTIVATIONS
 from mxref.recipes import Hadamard, Recipe
 
@@ -258,32 +259,238 @@ def _block_dot() -> Iterator[Case]:
 
 def _matmul() -> Iterator[Case]:
     for a_format, b_format in product(mxref.BLOCK_FORMATS, mxref.BLOCK_FORMATS):
+        formats = f"{a_format} {b_format}"
         a = mxref.quantize(inputs.spread_normal(37, 336, seed=16), a_format)
         b = mxref.quantize(inputs.spread_normal(29, 336, seed=17), b_format)
         for out_dtype in (torch.float32, torch.bfloat16):
             case = f"{a_format}-{b_format}-{_short(out_dtype)}"
-            yield Case("matmul", case, f"{a_format} {b_format}", _short(out_dtype), _call(a, b, out_dtype=out_dtype))
-    for format in mxref.BLOCK_FORMATS:
+            yield Case("matmul", case, formats, _short(out_dtype), _call(a, b, out_dtype=out_dtype))
+        for label, rows, columns, level in (("few", 13, 11, 1), ("many", 259, 130, 2)):
+            given = _extremes(a_format, rows, 125, 3), _extremes(b_format, columns, 125, 4)
+            yield Case("matmul", f"{a_format}-{b_format}-extremes-{label}", formats, "float32", _call(*given), level)
+        large = _spread(300, 1000, 33, a_format), _spread(200, 1000, 34, b_format)
+        yield Case("matmul", f"{a_format}-{b_format}-large", formats, "float32", _call(*large), 2)
+    for format, block in mxref.BLOCK_FORMATS.items():
         b = mxref.quantize(inputs.spread_normal(29, 336, seed=17), format)
         x = inputs.spread_normal(37, 336, seed=18, dtype=torch.bfloat16)
         yield Case("matmul", f"bfloat16-{format}", f"bfloat16 {format}", "bfloat16", _call(x, b))
         strided = inputs.in_poison(x), mxref.quantize(inputs.spread_normal(58, 336, seed=17), format)[::2]
         yield Case("matmul", f"bfloat16-{format}-strided", f"bfloat16 {format}", "bfloat16", _call(*strided))
+        for label, (arguments, options) in _products(block).items():
+            dtype = _short(options.get("out_dtype", torch.float32))
+            yield Case("matmul", f"{format}-{label}", f"{format} {format}", dtype, _call(*arguments, **options))
+
+
+def _products(block: BlockFormat) -> dict[str, tuple[tuple, dict]]:
+    """Arguments of products of a format with itself, by what they try."""
+    format, size = block.name, block.block_size
+    bias = inputs.spread_normal(35, seed=35)
+    a, b = _spread(150, 3 * size + 5, 36, format), _spread(35, 3 * size + 5, 37, format)
+    many = mxref.quantize(inputs.spread_normal(2, 3, 5, 4 * size, seed=38), format)
+    found = {
+        "every_scale": ((_every_scale(block, 39), _every_scale(block, 40)), {}),
+        "many_rows": ((a, b), {}),
+        "many_rows-bias": ((a, b), {"bias": bias, "out_dtype": torch.bfloat16}),
+        "few_rows-bias": ((a[:9], b), {"bias": bias.half().repeat_interleave(2)[::2], "out_dtype": torch.float16}),
+        "strided": ((a[3::4], b[::2]), {}),
+        "batch": ((many, many[-1][-1]), {"out_dtype": torch.bfloat16}),
+        "specials": ((_special(block, 140, 41), _special(block, 24, 42)), {}),
+        "transformed": ((_rotated(format, 7, 43), _rotated(format, 9, 44)), {}),
+        "empty_rows": ((a[:0], b), {}),
+        "empty_columns": ((a[:5], b[:0]), {}),
+        "empty_k": ((mxref.quantize(torch.zeros(3, 0), format), mxref.quantize(torch.zeros(4, 0), format)), {}),
+    }
+    for k in (1, size - 1, size + 1):
+        found[f"k_{k}"] = ((_spread(5, k, 45, format), _spread(6, k, 46, format)), {})
+        found[f"k_{k}-many_rows"] = ((_spread(130, k, 45, format), _spread(6, k, 46, format)), {})
+    if block.tensor_scale:
+        for label, recipe, scale in (
+            ("per_row", "nvidia", "per_row"),
+            ("divided", "vllm_torch", "per_row"),
+            ("divided-static", "vllm_torch", torch.tensor(1 / STATIC_SCALE)),
+            ("tiles", "nvidia_16x16", None),
+        ):
+            x, y = inputs.spread_normal(133, 80, seed=47), inputs.spread_normal(21, 80, seed=48)
+            pair = tuple(mxref.quantize(values, format, recipe=recipe, tensor_scale=scale) for values in (x, y))
+            found[label] = (pair, {"bias": bias[:21], "out_dtype": torch.float16})
+            found[f"{label}-few_rows"] = ((pair[0][:16] if recipe != "nvidia_16x16" else pair[0], pair[1]), {})
+        tiles = mxref.quantize(
+            inputs.spread_normal(2, 19, 80, seed=49), format, recipe="nvidia_16x16", tensor_scale="per_expert"
+        )
+        found["tiles-batch"] = ((tiles, pair[1]), {})
+    return found
+
+
+def _spread(rows: int, k: int, seed: int, format: str) -> BlockTensor:
+    """Quantized numbers whose blocks differ by many binades, so that the order of the additions shows."""
+    return mxref.quantize(inputs.spread_normal(rows, k, seed=seed), format)
+
+
+def _rotated(format: str, rows: int, seed: int) -> BlockTensor:
+    block = mxref.BLOCK_FORMATS[format]
+    recipe = replace(mxref.RECIPES[block.default_recipe], name="hadamard", transform=Hadamard(16, (1, -1, -1, 1) * 4))
+    return mxref.quantize(inputs.spread_normal(rows, 96, seed=seed), format, recipe=recipe)
+
+
+def _extremes(format: str, rows: int, k: int, seed: int) -> BlockTensor:
+    """Rows whose dots need all the bits that they can need: largest elements, with random signs, beside smallest ones,
+    cancelling; most scales near one another, some apart."""
+    block = mxref.BLOCK_FORMATS[format]
+    element, size = block.element, block.block_size
+    generator = torch.Generator().manual_seed(seed)
+    largest, smallest = element.max_code, next(code for code, value in enumerate(element.values) if value == element.quantum)
+    minus = element.code_count - largest if element.kind == "integer" else largest | element.sign_mask
+    choices = torch.tensor(
+        [[largest] * 4, [largest, minus] * 2, [largest, smallest, minus, minus], [largest, minus, 0, smallest]]
+    )
+    codes = torch.empty(rows, k, dtype=torch.uint8)
+    for row in range(rows):
+        picked = torch.randint(4, (k,), generator=generator) if row % 8 else torch.zeros(k, dtype=torch.int64)
+        codes[row] = choices[row % len(choices)][picked]
+    one = block.scale.positive.index(1.0)
+    scales = one + torch.randint(-2, 3, (rows, -(-k // size)), generator=generator)
+    scales[1::3, 1:] += torch.randint(-20, 21, scales[1::3, 1:].shape, generator=generator)
+    return BlockTensor.from_codes(codes, scales.to(torch.uint8), None, block, mxref.RECIPES[block.default_recipe])
+
+
+def _every_scale(block: BlockFormat, seed: int) -> BlockTensor:
+    """A row for every scale code, NaN too, of a block of random elements; every other row ends with a block of zeros."""
+    scale_codes = [code for code in range(256) if not code & block.scale.sign_mask]
+    codes = _codes(block.element.name, len(scale_codes), 4 * block.block_size, seed)
+    codes[:, : block.block_size].clamp_(min=1)
+    codes[::2, -block.block_size :] = 0
+    one = block.scale.positive.index(1.0)
+    scales = torch.full((len(scale_codes), 4), one, dtype=torch.uint8)
+    scales[:, 1], scales[::2, -1] = torch.tensor(scale_codes, dtype=torch.uint8), 0
+    return BlockTensor.from_codes(codes, scales, None, block, mxref.RECIPES[block.default_recipe])
+
+
+def _special(block: BlockFormat, rows: int, seed: int) -> BlockTensor:
+    """Elements that are NaN or Inf, and blocks that are."""
+    codes = _codes(block.element.name, rows, 3 * block.block_size, seed)
+    one = block.scale.positive.index(1.0)
+    scales = torch.full((rows, 3), one, dtype=torch.uint8)
+    scales[5::16, 1] = block.scale.nan_code
+    codes[5::32, block.block_size : 2 * block.block_size] = 0
+    return BlockTensor.from_codes(codes, scales, None, block, mxref.RECIPES[block.default_recipe])
 
 
 def _route() -> Iterator[Case]:
     yield Case("route", "softmax", "-", "float32", _call(inputs.spread_normal(257, 64, seed=19), 8))
 
 
+def _weights(format: str, rows: int, length: int, seed: int, recipe: str | None = None, tensor_scale=None) -> BlockTensor:
+    """Six experts of normal numbers of mixed magnitudes."""
+    x = inputs.spread_normal(6, rows, length, seed=seed)
+    return mxref.quantize(x, format, recipe=recipe, tensor_scale=tensor_scale)
+
+
+def _of_many_magnitudes(*shape: int, seed: int) -> torch.Tensor:
+    """Normal numbers; each 16 along the last axis have another magnitude, up to 2^8 apart."""
+    exponents = torch.arange(shape[-1] // 16) * 5 % 9
+    scale = torch.ldexp(torch.ones(()), exponents).repeat_interleave(16)
+    return inputs.spread_normal(*shape, seed=seed) * scale
+
+
+def _worst_weights(format: str, rows: int, length: int) -> BlockTensor:
+    """An expert each: all largest; signs that alternate; blocks that cancel; zeros; scales at the format's ends, NaN among
+    them, in one row each; scales that grow from block to block."""
+    block = mxref.BLOCK_FORMATS[format]
+    largest, sign = block.element.max_code, block.element.sign_mask or -2 * block.element.max_code
+    codes = torch.full((6, rows, length), largest, dtype=torch.int32)
+    codes[1, :, ::2] += sign
+    codes[2, :, length // 2 :] += sign
+    codes[3] = 0
+    count = -(-length // block.block_size)
+    scales = torch.full((6, rows, count), block.scale.positive.index(1.0), dtype=torch.uint8)
+    scales[4, 0], scales[4, 1], scales[4, 2, -1] = 0, block.scale.max_code, block.scale.nan_code
+    scales[4, 3, 0], scales[4, 4, ::2], scales[4, 5, 1::2] = 1, block.scale.max_code, 0
+    scales[5] += torch.arange(count, dtype=torch.uint8)
+    scale = torch.tensor([0.5, 1.0, 2.0, 1.0, 1.0, 0.25])[:, None, None] if block.tensor_scale else None
+    codes = (codes & (block.element.code_count - 1)).to(torch.uint8)
+    return BlockTensor.from_codes(codes, scales, scale, block, block.default_recipe)
+
+
+def _worst_rows(length: int) -> torch.Tensor:
+    """Rows of x: of one magnitude, alternating, cancelling, zero, huge, tiny, one hot, with a NaN, with an Inf."""
+    x = torch.ones(9, length)
+    x[1, ::2] = -1.0
+    x[2, length // 2 :] = -1.0
+    x[3] = 0.0
+    x[4], x[5] = 2.0**120, 2.0**-120
+    x[6, 1:] = 0.0
+    x[7, 5], x[8, -1] = torch.nan, torch.inf
+    return x.bfloat16()
+
+
 def _moe_experts() -> Iterator[Case]:
     ids, weights = mxref.route(inputs.spread_normal(33, 6, seed=20), 2)
     x = inputs.spread_normal(33, 96, seed=21, dtype=torch.bfloat16)
+
+    def case(label: str, w13, w2, act_format, x=x, ids=ids, weights=weights, level=1, **options) -> Case:
+        formats = w13.format.name if act_format == w13.format.name else f"{w13.format.name} {act_format}"
+        arguments = _call(x, w13, w2, ids, weights, act_format=act_format, **options)
+        return Case("moe_experts", f"{w13.format.name}-{act_format}-{label}", formats, _short(x.dtype), arguments, level)
+
     for format in mxref.BLOCK_FORMATS:
-        w13 = mxref.quantize(inputs.spread_normal(6, 160, 96, seed=22), format)
-        w2 = mxref.quantize(inputs.spread_normal(6, 96, 80, seed=23), format)
+        w13, w2 = _weights(format, 160, 96, 22), _weights(format, 96, 80, 23)
         for act_format, activation in ((format, "silu"), (None, "silu"), (format, "swiglu_oai")):
-            arguments = _call(x, w13, w2, ids, weights, act_format=act_format, activation=activation)
-            yield Case("moe_experts", f"{format}-{act_format}-{activation}", format, "bfloat16", arguments)
+            yield case(activation, w13, w2, act_format, activation=activation)
+    few, few_ids, few_weights = x[:7], ids[:7], weights[:7]
+    few_ids = few_ids.clone()
+    few_ids[0] = few_ids[0, 0]  # an expert twice
+    small = {"x": few, "ids": few_ids, "weights": few_weights}
+    pairs = [("mxfp4", a) for a in ("mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3", "mxint8", "nvfp4")]
+    for format, act_format in (*pairs, ("nvfp4", "mxfp4"), ("mxfp6_e3m2", "mxfp8_e4m3"), ("mxfp8_e4m3", "mxfp4")):
+        yield case("silu", _weights(format, 160, 96, 22), _weights(format, 96, 80, 23), act_format, **small)
+    for format in ("nvfp4", "mxfp4"):
+        w13, w2 = _weights(format, 160, 96, 22), _weights(format, 96, 80, 23)
+        biases = {"bias13": inputs.spread_normal(6, 160, seed=32), "bias2": inputs.spread_normal(6, 96, seed=33).bfloat16()}
+        oai = {"activation": "swiglu_oai", "gate_up": "interleaved"}
+        yield case("interleaved_biases", w13, w2, format, **small, **biases, **oai)
+        yield case("rounded_slots", w13, w2, format, **small, round_per_slot=torch.bfloat16, out_dtype=torch.float32)
+        yield case("twice_rounded", w13, w2, format, **small, activation="silu_rounded_twice", combine=False)
+        foreign = {"expert_map": torch.tensor([0, -1, 5, 2, -1, 1])}
+        yield case("expert_map", w13, w2, format, **small, **foreign)
+        yield case("expert_map_terms", w13, w2, format, **small, **foreign, combine=False)
+        top_1 = {"x": few.half(), "ids": few_ids[:, :1], "weights": few_weights[:, :1]}
+        yield case("weight_on_input", w13, w2, format, **top_1, apply_router_weight_on_input=True)
+        nothing = {"x": few[:0], "ids": few_ids[:0], "weights": few_weights[:0]}
+        yield case("empty", w13, w2, format, **nothing)
+        tails = _weights(format, 90, 77, 34), _weights(format, 77, 45, 35)
+        yield case("tails", *tails, format, few[:, :77], few_ids, few_weights)
+        rounding = _of_many_magnitudes(6, 320, 96, seed=39), _of_many_magnitudes(6, 96, 160, seed=40)
+        rounding = [mxref.quantize(weight, format) for weight in rounding]
+        wide = {"x": _of_many_magnitudes(7, 96, seed=41), "ids": (few_ids[:, :1] + torch.arange(4)) % 6}
+        wide |= {"weights": few_weights[:, :1] * torch.tensor([0.3, 0.25, 7.0, 1.1])}
+        yield case("every_addition_rounds", *rounding, format, **wide)
+        relu = _weights(format, 80, 96, 36)
+        yield case("relu2", relu, w2, format, few.float(), few_ids, few_weights, activation="relu2")
+        strided = w13[torch.arange(12) // 2][::2], w2, format, inputs.in_poison(few)
+        yield case("strided", *strided, few_ids.int(), few_weights)
+        worst_ids = torch.arange(9)[:, None] * torch.tensor([1, 5, 7]) % 6
+        worst = {"x": _worst_rows(96), "ids": torch.cat([worst_ids, worst_ids + 1], 1) % 6, "weights": torch.ones(9, 6)}
+        yield case("worst", _worst_weights(format, 160, 96), _weights(format, 96, 80, 41), format, **worst)
+        yield case("worst_second", w13, _worst_weights(format, 96, 80), format, **worst, combine=False)
+    yield case("worst", _worst_weights("mxint8", 160, 96), _worst_weights("mxint8", 96, 80), "mxint8", **worst)
+    yield case("worst", _worst_weights("mxfp8_e4m3", 160, 96), _worst_weights("mxfp8_e4m3", 96, 80), "mxfp8_e4m3", **worst)
+    each = torch.tensor([0.01, 0.02, 0.5, 1.0, 0.3, 0.07])
+    w13, w2 = (
+        _weights("nvfp4", 160, 96, 22, None, torch.stack([each, each * 3], 1)),
+        _weights("nvfp4", 96, 80, 23, None, each),
+    )
+    yield case("gate_up_scales", w13, w2, "nvfp4", **small, act_tensor_scales=(torch.tensor(0.02), torch.tensor(0.5)))
+    yield case("scale_an_expert", w13, w2, "nvfp4", **small, act_tensor_scales=(each, each * 5))
+    w13, w2 = _weights("nvfp4", 160, 96, 22, "nvidia_16x16"), _weights("nvfp4", 96, 80, 23, "vllm_torch")
+    yield case("vllm", w13, w2, "nvfp4", **small, act_recipe="vllm_triton")
+    quark = _weights("mxfp4", 160, 96, 22, "quark_even"), _weights("mxfp4", 96, 80, 23, "quark_even")
+    yield case("quark", *quark, "mxfp4", **small, act_recipe="quark_even")
+    for format, act_format in (("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"), ("mxfp4", "mxfp6_e3m2"), ("mxfp4", "mxfp8_e4m3")):
+        ids, weights = mxref.route(inputs.spread_normal(700, 6, seed=42), 4)
+        x = inputs.spread_normal(700, 720, seed=43, dtype=torch.bfloat16)
+        large = _weights(format, 608, 720, 44), _weights(format, 720, 304, 45)
+        for tokens in (1, 20, 100, 700):
+            yield case(f"{tokens}_tokens", *large, act_format, x[:tokens], ids[:tokens], weights[:tokens], level=2)
 
 
 def _activate_quantize() -> Iterator[Case]:

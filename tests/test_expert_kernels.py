@@ -1,0 +1,72 @@
+"""Expert layers in Triton: nothing but a token's own row, its experts and its weights decides its bits."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import mxref
+
+INTERPRETED = """
+import torch, mxref
+from accel.triton.moe_experts import Tiling, moe_experts, run_experts
+from mxref.conformance import inputs
+from mxref.recipes import resolve_recipe
+
+format = mxref.BLOCK_FORMATS["nvfp4"]
+w2 = mxref.quantize(inputs.spread_normal(4, 48, 32, seed=2), "nvfp4")
+w13 = mxref.quantize(inputs.spread_normal(4, 64, 48, seed=1), "nvfp4")
+ids, weights = mxref.route(inputs.spread_normal(40, 4, seed=3), 2)
+x = inputs.spread_normal(40, 48, seed=4, dtype=torch.bfloat16)
+same = lambda a, b: torch.equal(a.view(torch.int16), b.view(torch.int16))
+whole = moe_experts(x, w13, w2, ids, weights, act_format="nvfp4")  # more slots than programs look through
+part = torch.tensor([7, 3, 31])
+assert same(moe_experts(x[part], w13, w2, ids[part], weights[part], act_format="nvfp4"), whole[part])
+for tiling in (Tiling(16, 8, 1, 1, 1), Tiling(32, 32, 4, 1, 1), Tiling(64, 16, 8, 1, 1)):
+    scales = {"input": "per_row", "intermediate": "per_row"}
+    recipe = resolve_recipe(None, format)
+    out = run_experts(
+        x[:9], w13, w2, ids[:9].contiguous(), weights[:9].contiguous(), format, recipe, scales, "silu", "concatenated", None,
+        None, torch.bfloat16, False, torch.float32, torch.bfloat16, (tiling, tiling),
+    )
+    assert same(out, whole[:9]), tiling
+maps = torch.tensor([[0, -1, 1, -1], [-1, 0, -1, 1]])
+held = torch.tensor([[0, 2], [1, 3]])
+options = {"act_format": "nvfp4", "combine": False}
+terms = [
+    moe_experts(x[:9], w13[experts], w2[experts], ids[:9], weights[:9], expert_map=where, **options)
+    for experts, where in zip(held, maps)
+]
+assert same(mxref.combine(terms, out_dtype=torch.bfloat16), whole[:9])
+print("the same")
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_batch_tiles_and_ranks_change_no_bit():
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore"}
+    result = subprocess.run([sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True)
+    assert result.stdout.strip() == "the same", result.stderr[-2000:]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_graph_holds_the_layer():
+    from accel.triton.moe_experts import moe_experts
+
+    w13 = mxref.quantize(torch.randn(4, 64, 96, device="cuda"), "nvfp4")
+    w2 = mxref.quantize(torch.randn(4, 96, 32, device="cuda"), "nvfp4")
+    x = torch.randn(5, 96, device="cuda").bfloat16()
+    ids, weights = mxref.route(torch.randn(5, 4, device="cuda"), 2)
+    expected = moe_experts(x, w13, w2, ids, weights, act_format="nvfp4")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = moe_experts(x, w13, w2, ids, weights, act_format="nvfp4")
+    graph.replay()
+    assert torch.equal(out, expected)
+    x.copy_(x.flip(0).clone())
+    graph.replay()
+    assert torch.equal(out, moe_experts(x, w13, w2, ids, weights, act_format="nvfp4"))
