@@ -288,7 +288,10 @@ def _largest(plan: "_Plan") -> torch.Tensor:
     """What each element would decode to, before a transform is undone, had it the largest code."""
     q, recipe = _quantize(plan), replace(plan.recipe, transform=None)
     codes = torch.full_like(q.codes, q.format.element.max_code)
-    return _dequantize(BlockTensor.from_codes(codes, q.scales, q.tensor_scale, q.format, recipe, q.axis), torch.float32)
+    packed = pack_codes(codes.movedim(q.axis, -1), q.format.element.bits)
+    return _dequantize(
+        BlockTensor.trusted(packed, q.length, q.scales, q.tensor_scale, q.format, recipe, q.axis), torch.float32
+    )
 
 
 def _gather(

@@ -14,7 +14,7 @@ from math import inf
 from pathlib import Path
 
 from mxref.checkpoints.checkpoint import load_checkpoint
-from mxref.checkpoints.dialects import DIALECTS
+from mxref.checkpoints.dialects import DIALECTS, check_patterns
 from mxref.checkpoints.files import INDEX, WHOLE, Output, ShardWriter, read_json, write_json
 from mxref.checkpoints.plan import DEFAULT, Plan, Wish, make_plan
 from mxref.checkpoints.recode import Change
@@ -106,6 +106,8 @@ def convert_checkpoint(
     check_number("shard_size", shard_size, 1)
     checkpoint = load_checkpoint(path, dialect=dialect).streamed()
     _check_out(path, out, force)
+    for name, patterns in (("ignore", ignore), ("include", include)):
+        check_patterns(name, patterns)
     plan = make_plan(checkpoint, Wish(to, format, activations, recipe, tuple(ignore), tuple(include), measure_losses))
     jobs = plan.jobs()
     outputs = [output for job in jobs for output in job.outputs]

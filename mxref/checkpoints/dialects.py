@@ -5,7 +5,7 @@ A row says which tensors make a weight and how its numbers are read; nothing els
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -149,6 +149,18 @@ def matches(pattern: str, module: str) -> bool:
         except re.error:
             return False
     return fnmatchcase(module, pattern) or fnmatchcase(module, pattern + ".*")
+
+
+def check_patterns(argument: str, patterns: Sequence[str]) -> None:
+    """Raise unless `patterns` is a sequence of names, wildcards and valid `re:` expressions."""
+    if isinstance(patterns, str) or any(not isinstance(each, str) for each in patterns):
+        raise TypeError(f"{argument}={patterns!r}: expected a sequence of str")
+    for each in patterns:
+        if each.startswith("re:"):
+            try:
+                re.compile(each[3:])
+            except re.error as fault:
+                raise ValueError(f"{argument} {each!r}: no regular expression: {fault}") from None
 
 
 def activation_recipe(dialect: str, says: Declared) -> str | None:

@@ -6,7 +6,7 @@ apart or matrices stacked. What is read together is a job: a matrix, those that 
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import torch
@@ -233,7 +233,9 @@ class Plan:
             return f"{part.module} {part.expert}"
         stack, together = self._stack(part), _TOGETHER.fullmatch(part.module)
         if stack is None and together:
-            return f"{together[1]}{'gate, up' if together[2] else 'q, k, v'}"
+            weight = self.checkpoint.stored[part.source]
+            alike = f"{part.shape[-1]} {weight.layout.format if weight else ''}"  # what else cannot share one
+            return f"{together[1]}{'gate, up' if together[2] else 'q, k, v'} {alike}"
         return stack or part.module
 
     # what is done with them
@@ -305,9 +307,18 @@ class Plan:
         targets, changes = [None] * len(parts), [None] * len(parts)
         for indices in together.values():
             given = [matrices[i] for i in indices]
+            if len({q.format.name for q in given if isinstance(q, BlockTensor)}) > 1:
+                raise CheckpointError(f"{parts[indices[0]].module}: matrices that share a tensor scale differ in format")
             found, how, outside = self._recoded_together(given, layout)
             for i, source, target, outer in zip(indices, given, found, outside):
                 name = parts[i].module.removesuffix(".weight") + ".weight"
+                if how == "quantized":
+                    try:
+                        replace(target)  # looks at the scales, as a reader does
+                    except ValueError as fault:
+                        raise CheckpointError(
+                            f"{name}: recipe {self.recipe.name!r} makes what cannot be read: {fault}"
+                        ) from None
                 measured = self.wish.measures or isinstance(source, BlockTensor)
                 loss = unchanged(target) if how == "kept" else measure(source, target, outer) if measured else None
                 targets[i], changes[i] = target, Change(name, how, loss)
@@ -483,6 +494,11 @@ def make_plan(checkpoint: Checkpoint, wish: Wish) -> Plan:
         raise ValueError("to='plain': the source holds no quantized weights, so there is nothing to convert")
     if not floats and (wish.ignore or wish.include):
         raise ValueError("ignore and include choose what is quantized of a model in floats; this one is quantized already")
+    modules = [name.removesuffix(".weight") for name in checkpoint.shards.entries]
+    for argument, patterns in (("ignore", wish.ignore), ("include", wish.include)):
+        for pattern in patterns:
+            if not any(matches(pattern, module) for module in modules):
+                raise ValueError(f"{argument} {pattern!r} matches no module of the source")
     formats = tuple(FLOATS) if to == "plain" else tuple(ACTIVATIONS[to])
     format = wish.format
     if format is None:

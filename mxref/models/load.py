@@ -152,7 +152,7 @@ def load(
         else:
             unexpected.append(name)
     _refuse(path, unexpected, f"no place in {type(model).__name__}")
-    model.tie_weights()
+    model.tie_weights(missing_keys={name for name, slot in _slots(model).items() if slot.is_meta})
     _refuse(path, _missing(model, layers, linears), "missing")
     for name, weight in linears.items():
         model.set_submodule(name, _linear(name, model.get_submodule(name), weight, checkpoint, semantics))

@@ -57,8 +57,10 @@ def open_source(argument: str, model: Any, device: Any, semantics: str, scales: 
     path = os.fspath(model)
     with _explained(argument, path, "a directory with a transformers causal language model"):
         config = transformers.AutoConfig.from_pretrained(path)
-        is_quantized = getattr(config.get_text_config(), "quantization_config", None) or getattr(
-            config, "quantization_config", None
+        is_quantized = (
+            getattr(config.get_text_config(), "quantization_config", None)
+            or getattr(config, "quantization_config", None)
+            or (Path(path) / "hf_quant_config.json").is_file()
         )
         if not is_quantized:
             model, loaded = transformers.AutoModelForCausalLM.from_pretrained(path, dtype="auto", output_loading_info=True)
