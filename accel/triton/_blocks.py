@@ -9,6 +9,7 @@ from accel.triton._places import exists, find, places, run_start
 from accel.triton._tiles import (
     FLOAT_MAX,
     INF,
+    INTERPRETED,
     MAGNITUDE,
     bits_of,
     decode_magnitude,
@@ -209,7 +210,10 @@ def encode_kernel(
         BLOCKS, ROWS, SIZE, WHOLE, RUN, ROWS_FIRST, ACTIVATION, CODES_OUT and PER_THREAD >= 16,
     )  # fmt: skip
 
-    amax = bits_of(tl.reduce(tl.abs(x), 1, larger_or_nan))
+    if INTERPRETED:  # where reducing by one's own function is slow
+        amax = tl.max(bits_of(x) & MAGNITUDE, axis=1)
+    else:
+        amax = bits_of(tl.reduce(tl.abs(x), 1, larger_or_nan))
     poisoned = amax >= INF if INF_POISONS else amax > INF
     amax = tl.where(poisoned, 0, amax)
     exact: tl.constexpr = not POWER_OF_TWO and ORDER == "exact"
