@@ -29,7 +29,7 @@ from test_checkpoints import DATA, FOUND, copy, label, shard
 import mxref
 from mxref.checkpoints import CheckpointError, convert_checkpoint, inspect_checkpoint, load_checkpoint
 from mxref.checkpoints.files import INDEX, Shards
-from mxref.checkpoints.writers import ACTIVATIONS, FLOATS
+from mxref.checkpoints.writers import ACTIVATIONS, FLOATS, Scheme, placed
 
 QUANTIZED = [path for path in FOUND if not path.name.startswith("base")]
 BASE, CT, GPT_OSS = DATA / "base-qwen3moe", DATA / "llmcompressor-nvfp4-qwen3moe", DATA / "gptoss_layout-mxfp4-gptoss"
@@ -852,3 +852,23 @@ def test_patterns_that_mean_nothing_are_refused(argument, patterns, error, tmp_p
     with pytest.raises(error, match=argument):
         convert_checkpoint(DATA / "base-qwen3moe", tmp_path / "out", to="quark", format="mxfp4", **{argument: patterns})
     assert not (tmp_path / "out").exists()
+
+
+def test_matrices_of_other_formats_or_lengths_share_no_scale(tmp_path):
+    def stored(module, length, format):
+        layout = Scheme("modelopt", format).layout(stacked=False)
+        q = mxref.quantize(torch.randn(32, length), format, recipe=layout.recipe)
+        return {module + suffix: part for suffix, part in placed(layout, q.packed, q.scales, q.tensor_scale, None).items()}
+
+    attention = "model.layers.0.self_attn."
+    files = {**stored(attention + "q_proj", 32, "mxfp4"), **stored(attention + "k_proj", 64, "nvfp4")}
+    algorithms = {attention + "q_proj": {"quant_algo": "MXFP4"}, attention + "k_proj": {"quant_algo": "NVFP4"}}
+    declared = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": algorithms}
+    (tmp_path / "in").mkdir()
+    save_file(files, tmp_path / "in" / "model.safetensors")
+    (tmp_path / "in" / "config.json").write_text(json.dumps({"model_type": "llama", "quantization_config": declared}))
+    conversion = convert_checkpoint(tmp_path / "in", tmp_path / "out", to="modelopt", format="nvfp4", activations=None)
+    before, after = load_checkpoint(tmp_path / "in"), load_checkpoint(tmp_path / "out")
+    for name in before.quantized:
+        values = [mxref.dequantize(each[name].tensor) + 0.0 for each in (before, after)]
+        assert torch.equal(*values) or not conversion.lossless

@@ -415,3 +415,10 @@ def test_every_recorded_element_set_is_used():
     valid = GOLDEN["elements/bfloat16/e2m1/gfloat_sat_valid"].bool()
     assert torch.equal(valid, ~source("bfloat16").isnan())
     assert np.asarray(GOLDEN["elements/float16/int8/gfloat_sat_valid"]).any()
+
+
+@pytest.mark.parametrize("recipe", ["modelopt_nvfp4", "te_ref", "fouroversix_mse"])
+def test_clipped_gradients_take_what_the_recipe_takes(recipe):
+    x = torch.zeros(2, 32, requires_grad=True)
+    mxref.qdq(x, "nvfp4", recipe=recipe, gradient="clipped").sum().backward()
+    assert x.grad is not None

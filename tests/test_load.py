@@ -682,3 +682,14 @@ def test_loading_holds_the_files_once(tmp_path):
     size = (large / "model.safetensors").stat().st_size
     assert size > 32 << 20
     assert int(result.stdout) < size + size / 6 + (4 << 20)
+
+
+def test_a_head_that_is_stored_is_kept_whatever_the_config_says_of_tying(tmp_path):
+    model = tiny_model("qwen3moe")
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["lm_head.weight"] = torch.randn(tensors["model.embed_tokens.weight"].shape).bfloat16()
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    assert_same_bits(load(tmp_path).lm_head.weight.float(), tensors["lm_head.weight"].float())
