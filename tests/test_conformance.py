@@ -105,7 +105,7 @@ def test_triton_kernels_pass_in_the_interpreter(ops):
     assert {line.split()[1] for line in lines if line.startswith("passed")} == set(ops)
     reasons = {" ".join(line.split()[3:]) for line in lines if line.startswith("refused")}
     expected = ("scale format", "searches for scales", "compares exact quotients", "blocks of 16 rows", "transforms")
-    expected += ("rounding='ties_toward_zero' is the reference's alone",)
+    expected += ("is the reference's alone",)
     assert all(any(words in reason for words in expected) for reason in reasons), reasons
 
 
@@ -642,7 +642,9 @@ def test_the_runner_asks_what_the_kernel_promises(offer):
             factors = contracts._without_tensor_scale(a).float(), contracts._without_tensor_scale(b).float()
         return (alpha * (factors[0].flip(-1) @ factors[1].flip(-1).T)).to(out_dtype)
 
-    ids = [case.id for case in cases("matmul") if case.id.startswith(("mxfp8_e4m3-mxfp8", "nvfp4-", "bfloat16-mxfp8"))]
+    formats = ("mxfp8_e4m3-mxfp8", "nvfp4-", "bfloat16-mxfp8")  # of the plain cases: no bias, no specials
+    ids = [case.id for case in cases("matmul") if case.id.startswith(formats)]
+    ids = [id for id in ids if id.endswith(("float32", "bfloat16")) or id.startswith(formats[2])]
     dequantized = small_matmul("mxfp8_e4m3", "nvfp4")
     arguments = dequantized.arguments()
     dequantized = replace(dequantized, arguments=lambda: (arguments[0], {"semantics": "dequantized"}))
