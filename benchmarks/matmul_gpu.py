@@ -269,7 +269,11 @@ def compile_variant(job: tuple[str, str]) -> str | None:
     """In another process: compile a variant of a sweep, by using it once on little, into the cache on disk."""
     sweep = SWEEPS[job[0]]
     a, b = operand(min(sweep.rows, 512), 256, sweep.format, 1), operand(512, 256, sweep.format, 2)
-    return attempt(lambda: multiply(a, b, None, torch.bfloat16, sweep.variants[job[1]]) and None)
+
+    def compile() -> None:
+        multiply(a, b, None, torch.bfloat16, sweep.variants[job[1]])
+
+    return attempt(compile)
 
 
 def run_sweep(name: str) -> Iterator[dict]:

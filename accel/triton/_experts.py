@@ -32,6 +32,7 @@ from accel.triton._tiles import (
 # E8M0 codes: 2^50 * 2^50 * dots stay in float32
 SAFE_LOW, SAFE_HIGH = tl.constexpr(127 - 50), tl.constexpr(127 + 50)
 SHIFT_UP, PAIR_FACTOR = tl.constexpr(2.0**64), tl.constexpr(2.0 ** (126 - 64))  # bfloat16 pairs are 2^-64 too large
+PAIRED_SIZE = tl.constexpr(32)  # the shortest dot of decoded pairs: one warp of Triton 3.6 counts shorter ones twice
 HALF_SHIFT = tl.constexpr(2.0**7)  # float16 pairs are 2^-7 too large
 
 
@@ -292,6 +293,26 @@ def dots(w, x, OPERAND: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, NB: tl
 
 
 @triton.jit
+def only(x, mask):
+    """`x` where the mask is -1, +0 where it is 0; 16-bit values as pairs."""
+    if INTERPRETED:
+        return tl.where(mask == 0, 0.0, x)
+    else:
+        mask = tl.broadcast_to(mask.to(tl.int16), x.shape)
+        return tl.inline_asm_elementwise("and.b32 $0, $1, $2;", "=r,r,r", [x, mask], is_pure=True, pack=2, dtype=x.dtype)
+
+
+@triton.jit
+def dots_of_two(w, x, OPERAND: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, NB: tl.constexpr, G: tl.constexpr):
+    """As `dots`, of `NB` blocks, two at a time, first with zeros for the second's x, then for the first's."""
+    odd = (tl.arange(0, NB * G) // G & 1)[None, :]
+    first, second = only(x.to(OPERAND), odd - 1), only(x.to(OPERAND), -odd)
+    first, second = dots(w, first, OPERAND, BN, BM, NB // 2, 2 * G), dots(w, second, OPERAND, BN, BM, NB // 2, 2 * G)
+    both = tl.reshape(tl.join(first, second), (NB // 2, BN, BM, 2))
+    return tl.reshape(tl.permute(both, (0, 3, 1, 2)), (NB, BN, BM))
+
+
+@triton.jit
 def sums_of_blocks(
     row_ptr, scale_ptr, x_place, x_scale_place, x_safe, row_bytes, k_blocks, part_stride, FOLD: tl.constexpr,
     OPERAND: tl.constexpr, STAGES: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, NB: tl.constexpr, G: tl.constexpr,
@@ -302,6 +323,7 @@ def sums_of_blocks(
 ):  # fmt: skip
     """Float32 `[BN, BM]`: from +0, the exact dot of each block of `G` elements with its scales, added in ascending K.
     And the lowest and highest E8M0 codes of the weights."""
+    TWO: tl.constexpr = PAIRED and G < PAIRED_SIZE and NB > 1
     acc = tl.zeros((BN, BM), tl.float32)
     x_place = x_place[:, None] + tl.arange(0, NB * G)[None, :]
     lowest, highest = tl.full((BN, NB), 127, tl.int32), tl.full((BN, NB), 127, tl.int32)
@@ -325,8 +347,13 @@ def sums_of_blocks(
             x_scale = tl.load(x_scale_place[:, None] + block * G // X_SIZE).to(tl.int32)
             undo = spread_scales(tl.where(x_safe[:, None], inverse_power(x_scale), 1.0), BM, NB, G)
             x, x_rest = x.to(tl.float32) * undo, x_rest.to(tl.float32) * undo
-        d = dots(w, x, OPERAND, BN, BM, NB, G)
-        if SPLIT and PARTS == 2:
+        if TWO:
+            d = dots_of_two(w, x, OPERAND, BN, BM, NB, G)
+        else:
+            d = dots(w, x, OPERAND, BN, BM, NB, G)
+        if TWO and PARTS == 2:
+            d += dots_of_two(w, x_rest, OPERAND, BN, BM, NB, G)
+        elif SPLIT and PARTS == 2:
             mixed = dots(w, x_rest, OPERAND, BN, BM, NB, G) + dots(w_rest, x, OPERAND, BN, BM, NB, G)  # exact
             rests = dots(w_rest, x_rest, OPERAND, BN, BM, NB, G)
             d = ((d.to(tl.float64) + mixed.to(tl.float64)) + rests.to(tl.float64)).to(tl.float32)
@@ -413,10 +440,11 @@ def experts_product_kernel(
                 if POWER_OF_TWO:
                     safe = safe & (tl.min(tl.min(lowest, axis=1), axis=0) >= SAFE_LOW)
                     safe = safe & (tl.max(tl.max(highest, axis=1), axis=0) <= SAFE_HIGH)
+                FEW: tl.constexpr = 2 if PAIRED and G < PAIRED_SIZE and NB > 1 else 1
                 if safe == 0:  # what was computed means nothing: again, unscaled
                     acc, _lowest, _highest = sums_of_blocks(
                         row_ptr, scale_ptr, x_place, x_scale_place, x_safe == 1, row_bytes, k_blocks, part_stride, False,
-                        OPERAND, 1, BN, BM, 1, G, SIZE, X_SIZE, X_POWER_OF_TWO, PARTS, SPLIT, PAIRED, POWER_OF_TWO,
+                        OPERAND, 1, BN, BM, FEW, G, SIZE, X_SIZE, X_POWER_OF_TWO, PARTS, SPLIT, PAIRED, POWER_OF_TWO,
                         SCALE_NAN, SCALE_MANTISSA, SCALE_UNBIAS, BITS, MANTISSA, MAX, MAX_CODE, SIGN_SHIFT, INTEGER,
                         UNBIAS, EVEN, HALF,
                     )  # fmt: skip

@@ -33,11 +33,6 @@ def missing() -> str | None:
     return "no CUDA or ROCm device is available"
 
 
-def unrecorded() -> str | None:
-    """Why a kernel that a GPU has not yet been found to run right, in every case, does not run on one; or None."""
-    return missing() or (None if INTERPRETED else "no record says yet that every case is right on a GPU")
-
-
 def element_refusal(element: ElementFormat) -> str | None:
     """Why the kernels do not take an element format, or None."""
     if element.kind == "float" and element.mantissa_bits == 0:

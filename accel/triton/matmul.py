@@ -18,7 +18,7 @@ import triton.language as tl
 from accel._recipes import unknown_to_decode
 from accel.triton._constants import element_constants, scale_constants
 from accel.triton._geometry import INTERPRETED, Geometry
-from accel.triton._launch import DEVICES, STORED, element_refusal, format_refusal, memory, packing_refusal, unrecorded
+from accel.triton._launch import DEVICES, STORED, element_refusal, format_refusal, memory, missing, packing_refusal
 from accel.triton._products import fold_kernel, folded_product_kernel, product_kernel
 from mxref.blocks import BlockTensor
 from mxref.formats import FLOAT_MAX, BlockFormat
@@ -338,4 +338,4 @@ def _multiply_by_warpgroups(
     )  # fmt: skip
 
 
-KERNEL = Kernel("matmul", "triton", matmul, "bitexact", DEVICES, (torch.uint8,), None, unrecorded, accepts)
+KERNEL = Kernel("matmul", "triton", matmul, "bitexact", DEVICES, (torch.uint8,), None, missing, accepts)

@@ -26,9 +26,9 @@ from accel.triton._launch import (
     STORED,
     format_refusal,
     memory,
+    missing,
     packing_refusal,
     recipe_constants,
-    unrecorded,
 )
 from accel.triton.activate_quantize import NAMES
 from mxref.blocks import BlockTensor
@@ -50,7 +50,7 @@ SPLIT = ELEMENT_FORMATS["e4m3"]  # whose dots are exact once integer parts and r
 class Tiling:
     """What a program of a product takes: `rows` of weights, `slots` at a time, `blocks` of K at a time.
 
-    More than one block at a time needs one warp.
+    More than one block at a time needs one warp; decoded pairs in blocks of 16 need, of one warp, more than one.
     """
 
     rows: int
@@ -317,10 +317,10 @@ def product_refusal(a: BlockFormat, weight: BlockTensor) -> str | None:
 
 
 def requires() -> str | None:
-    """What the machine lacks, or None: pairs are scaled by an instruction of compute capability 9.0."""
-    if INTERPRETED or unrecorded():
-        return unrecorded()
-    capable = torch.version.cuda is not None and torch.cuda.get_device_capability() >= (9, 0)
+    """What the machine lacks, or None: Triton's products of decoded pairs are known for compute capability 9.0."""
+    if INTERPRETED or missing():
+        return missing()
+    capable = torch.version.cuda is not None and torch.cuda.get_device_capability() == (9, 0)
     return None if capable else "an NVIDIA GPU of compute capability 9.0 is needed"
 
 
