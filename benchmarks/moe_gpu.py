@@ -38,6 +38,42 @@ from mxref.recipes import resolve_recipe
 TOKENS = (1, 4, 16, 64, 256, 1024, 4096)
 ROUTINGS, SETS = 12, 3  # that are rotated: the weights that are met are more than a cache holds
 CACHE_BYTES = 256 << 20
+FEW_SHAPES = (
+    (32, 1, 4),
+    (64, 1, 1),
+    (64, 1, 2),
+    (64, 1, 3),
+    (64, 2, 2),
+    (128, 1, 1),
+    (128, 1, 3),
+    (128, 2, 1),
+    (128, 2, 2),
+    (128, 2, 3),
+    (128, 4, 1),
+    (128, 4, 2),
+    (128, 4, 3),
+    (256, 2, 2),
+    (256, 4, 1),
+    (256, 4, 2),
+    (256, 4, 3),
+    (256, 8, 2),
+    (512, 4, 2),
+    (512, 8, 1),
+    (512, 8, 2),
+)  # K, warps, stages
+MANY_SHAPES = (
+    (64, 16, 4, 3),
+    (64, 32, 4, 3),
+    (64, 64, 4, 3),
+    (128, 16, 4, 3),
+    (128, 32, 4, 3),
+    (128, 64, 4, 3),
+    (128, 64, 4, 4),
+    (128, 64, 8, 3),
+    (128, 128, 8, 3),
+    (64, 32, 4, 5),
+    (128, 32, 4, 5),
+)  # rows, slots, warps, stages
 
 
 @dataclass(frozen=True)
@@ -262,24 +298,13 @@ def tilings(model: Model, tokens: int) -> Iterator[kernels.Tiling]:
     """What `--quick` tries."""
     size = min(block_format(model.format).block_size, block_format(model.act_format).block_size)
     average = tokens * model.top_k / model.experts
+    slots = 8 if average <= 2 else 16
     if average <= 32:
-        for rows, blocks, stages in product((16, 32), (128 // size, 64 // size), (1, 3, 5)):
-            yield kernels.Tiling(rows, 8 if average <= 2 else 16, blocks, 1, stages)
-    if average >= 8:
-        shapes = (
-            (64, 16, 4),
-            (64, 32, 4),
-            (64, 64, 4),
-            (128, 32, 4),
-            (128, 64, 4),
-            (128, 64, 8),
-            (128, 128, 8),
-            (256, 64, 8),
-        )
-        for rows, slots, warps in shapes:
-            yield kernels.Tiling(rows, slots, 1, warps, 3)
-        yield kernels.Tiling(128, 64, 1, 4, 2)
-        yield kernels.Tiling(128, 64, 1, 4, 4)
+        for columns, warps, stages in FEW_SHAPES:
+            yield kernels.Tiling(16, slots, columns // size, warps, stages)
+    if average >= 4:
+        for rows, slots, warps, stages in MANY_SHAPES:
+            yield kernels.Tiling(rows, slots, 1, warps, stages)
 
 
 def compile_one(task: tuple[Model, int, kernels.Tiling | None]) -> None:

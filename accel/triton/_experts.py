@@ -259,12 +259,9 @@ def add_apart(acc, dots):
 def add_in_order(acc, dots, BN: tl.constexpr, BM: tl.constexpr, NB: tl.constexpr):
     """acc `[BN, BM]` + dots `[NB, BN, BM]`, one block after the other."""
     parts = (tl.reshape(tl.permute(dots, (1, 2, 0)), (BN, BM, NB)),)
-    if NB >= 2:
-        parts = halves(parts, 1, BN, BM, NB // 2)
-    if NB >= 4:
-        parts = halves(parts, 2, BN, BM, NB // 4)
-    if NB >= 8:
-        parts = halves(parts, 4, BN, BM, NB // 8)
+    for level in tl.static_range(8):
+        if NB >> level > 1:
+            parts = halves(parts, 1 << level, BN, BM, NB >> (level + 1))
     for i in tl.static_range(NB):
         acc = add_apart(acc, tl.reshape(parts[i], (BN, BM)))
     return acc

@@ -194,9 +194,9 @@ def chosen(a: BlockTensor, b: BlockTensor) -> Fused | Folded | Warpgroups:
         return fused(a, b)
     if dtype == torch.float64:
         return Folded(64, 64, 4, 3)
-    if _is_hopper(a.device) and a.shape[-1] % 64 == 0 and a.shape[-1] > 64:
+    if _is_hopper(a.device) and a.shape[-1] % 64 == 0 and a.shape[-1] > 128:  # one tile of K alone loses a block
         small = min(a.format.block_size, b.format.block_size) < 32
-        return Warpgroups(3, 2, 64, 1, 4, 2) if small else Warpgroups(4, 2, 64, 1, 4, 1)
+        return Warpgroups(2, 3 if small else 4, 64, 2, 2, 2)
     return Folded(128, 128, 8)
 
 

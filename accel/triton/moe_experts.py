@@ -65,11 +65,10 @@ def choose_tiling(slots: int, experts: int, block_size: int, length: int) -> Til
     if INTERPRETED:
         return Tiling(64, 16, 2, 1, 1)
     if slots > 24 * experts:
-        return Tiling(128, 64, 1, 4, 3)
-    blocks = max(2, 128 // block_size)
-    while length % (blocks * block_size) and blocks > 2:
-        blocks //= 2
-    return Tiling(16, 8 if slots <= 4 * experts else 16, blocks, 1, 4)
+        return Tiling(128, 64, 1, 4, 4)
+    few = slots <= 4 * experts
+    wide = 8 * slots <= experts and length % 128 == 0  # few programs: several warps each
+    return Tiling(16, 8 if few else 16, max(1, (128 if wide else 64) // block_size), 4 if wide else 1, 1)
 
 
 @dataclass(frozen=True)
