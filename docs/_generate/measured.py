@@ -169,10 +169,3 @@ def dispatch() -> str:
     """What a call costs before any work."""
     medians = {b["extra_info"]["contender"]: 1e6 * b["stats"]["median"] for b in record("dispatch-cpu")["benchmarks"]}
     return table(("call", "median µs"), [(name, f"{value:.1f}") for name, value in medians.items()], "lr")
-
-
-def dashboard() -> str:
-    """A link to the interactive view, where one was put into docs/_extra/dashboard."""
-    there = (ROOT / "docs" / "_extra" / "dashboard" / "index.html").exists()
-    link = '<a href="../dashboard/index.html">The interactive view</a> shows the same records.'
-    return link if there else "The tables are all there is to see; the records are plain JSON."
