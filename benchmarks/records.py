@@ -112,12 +112,12 @@ def _elementwise(data: dict, run: Run) -> Iterator[Row]:
     for row in data["rows"]:
         op, format, size = row["op"], row["format"], tuple(row["size"])
         who = OURS if row["library"] == "mxref" else row["library"]
-        if "failed" in row:
-            yield Row(run, SPEED, op, format, data["dtype"], who, size=size, note=row["failed"])
-            continue
-        values = {"ms": row["ms"], "moved_bytes": row.get("moved_bytes", moved_bytes(op, format, prod(size)))}
-        values |= {"ceiling": COPY, "ceiling_ms": row["copy_ms"], "times_a_bare_kernel": row.get("times_a_bare_kernel")}
-        yield Row(run, SPEED, op, format, data["dtype"], who, size=size, values=_known(values))
+        values = {"moved_bytes": row.get("moved_bytes", moved_bytes(op, format, prod(size)))}
+        if "ms" in row:
+            values |= {"ms": row["ms"], "ceiling": COPY, "ceiling_ms": row["copy_ms"]}
+            values["times_a_bare_kernel"] = row.get("times_a_bare_kernel")
+        note = row.get("failed", "")
+        yield Row(run, SPEED, op, format, data["dtype"], who, size=size, note=note, values=_known(values))
 
 
 def _named_elementwise(data: dict, run: Run) -> Iterator[Row]:
@@ -145,9 +145,9 @@ def _matmul(data: dict, run: Run) -> Iterator[Row]:
             continue
         (_, m, n, k), ours = _product(row), not row["kernel"].startswith("cublas")
         detail = layers.get((n, k), "") if m < n else ""
-        values = {}
+        values = {"flops": 2 * m * n * k}
         if "ms" in row:
-            values = {"ms": row["ms"], "flops": 2 * m * n * k}
+            values["ms"] = row["ms"]
             if ours:
                 values |= dict(zip(("ceiling", "ceiling_ms"), cublas.get(_product(row), ())))
         values |= {name: row[name] for name in ("path", "decoding_ms") if name in row}
