@@ -500,7 +500,8 @@ function drawTable(parent, title, rows) {
   if (by) {
     const [way, text] = [state.sort.startsWith("-") ? -1 : 1, (cell) => String(cell ?? "")];
     const missing = (i) => by.cells[i] === undefined;
-    const compared = (a, b) => (typeof by.cells[a] === "number" ? by.cells[a] - by.cells[b] : text(by.cells[a]).localeCompare(text(by.cells[b])));
+    const after = (a, b) => (a > b) - (a < b);
+    const compared = (a, b) => (typeof by.cells[a] === "number" ? by.cells[a] - by.cells[b] : after(text(by.cells[a]), text(by.cells[b])));
     order = order.sort((a, b) => missing(a) - missing(b) || way * compared(a, b));
   }
   const csv = () => [kept.map((c) => c.name), ...order.map((i) => kept.map((c) => c.cells[i]))].map((line) => line.map(quoted).join(",")).join("\r\n") + "\r\n";
