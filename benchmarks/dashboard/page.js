@@ -485,6 +485,7 @@ function columnsOf(rows) {
     ["GB/s", (r) => (r.values.ms && r.values.moved_bytes ? r.values.moved_bytes / r.values.ms / 1e6 : undefined)],
     ["TFLOP/s", (r) => (r.values.ms && r.values.flops ? r.values.flops / r.values.ms / 1e9 : undefined)],
     value("ceiling"), value("ceiling_ms"), ["of the ceiling", (r) => ofCeiling(r) ?? undefined],
+    value("same_bits"),
     ["conformance", casesOf], ["note", (r) => r.note], ...WHERE,
   ];
 }
