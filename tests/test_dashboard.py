@@ -424,6 +424,7 @@ def test_filters_choose_rows_and_charts_and_stand_in_the_address(visit, built):
     assert {chart["caption"].split(",")[0] for chart in shown} == {"quantize", "dequantize"}
     assert sum(chart["bars"] for chart in shown) == len(wanted)
     assert page.locator("#status").text_content() == f"{len(wanted)} of {len(speeds)} rows, 1 device"
+    assert {row["size"] for row in table(visit(built, "size=[16, 2048]"))} == {"[16, 2048]"}
     again = visit(built, page.evaluate("location.hash.slice(1)"))
     assert table(again) == table(page) and charts(again, "throughput") == shown
     again.get_by_role("button", name="Clear filters").click()
@@ -456,6 +457,10 @@ def test_products_show_operations_against_cublas(visit, sample):
     (chart,) = charts(page, "throughput")
     assert "mxfp8_e4m3 · mxref triton: 2.1 GFLOP/s, 0.50" in chart["description"]
     assert "rows 0: codes differ" in chart["description"]
+    page = visit(sample[0], "op=moe_experts&library=mxref triton&size=[1]")
+    assert "mxref triton: 4 GB/s, 0.50" in charts(page, "throughput")[0]["description"]  # a megabyte in a quarter of a ms
+    page.get_by_label("Measure").select_option("operations")
+    assert "mxref triton: 2 TFLOP/s, 0.50" in charts(page, "throughput")[0]["description"]
     assert charts(visit(sample[0], "op=moe_experts"), "sweep")[0]["series"] == [2, 2]
 
 
@@ -566,6 +571,7 @@ def test_conformance_stands_beside_the_speed(visit, built):
         for e in entries(RESULTS / "elementwise-h200.json")
         if (e["op"], e["format"], e["library"], e["size"]) == ("quantize", "mxfp4", "mxref", [8192, 8192])
     ]
+    assert table(visit(built, "show=conformance&size=[16, 2048]")) == table(page)  # cases have no size
     row = page.locator("#matrix tr", has=page.get_by_role("cell", name="quantize", exact=True))
     row = row.filter(has=page.get_by_role("cell", name="mxfp4", exact=True)).first
     assert f"bfloat16 [8192, 8192]: {share:.2f} of torch copy" in row.text_content()

@@ -28,14 +28,21 @@ function under(row, facet) {
 
 // A row's numbers, of which a measure is one.
 const ofCeiling = (row) => (row.values.ceiling_ms ? row.values.ceiling_ms / row.values.ms : null);
-const unitOf = (row) => (row.values.moved_bytes ? "B/s" : row.values.flops ? "FLOP/s" : "s");
-const workOf = (row) => row.values.moved_bytes || row.values.flops;
+const shareOf = (row) => (ofCeiling(row) < 0.1 ? String(Number(ofCeiling(row).toPrecision(2))) : ofCeiling(row).toFixed(2));
+
+/** What a row did in its time, and the unit of its rate: bytes, or operations where it has no bytes or they are asked for. */
+function workOf(row, measure) {
+  const { moved_bytes: bytes, flops } = row.values;
+  if (flops && (!bytes || measure === "operations")) return [flops, "FLOP/s"];
+  return bytes ? [bytes, "B/s"] : [null, "s"];
+}
 
 /** The number that a chart shows of a row, in units of one; null where there is none. */
 function measured(row, measure, ms = row.values.ms) {
   if (!ms) return null;
   if (measure === "share") return row.values.ceiling_ms ? row.values.ceiling_ms / ms : null;
-  return measure === "time" || unitOf(row) === "s" ? ms / 1e3 : (workOf(row) / ms) * 1e3;
+  const [work] = workOf(row, measure);
+  return measure === "time" || !work ? ms / 1e3 : (work / ms) * 1e3;
 }
 
 function written(value, unit) {
@@ -47,7 +54,7 @@ function written(value, unit) {
   return `${Number((value / step).toPrecision(3))} ${prefix}${unit}`;
 }
 
-const unitFor = (measure, row) => (measure === "share" ? "" : measure === "time" ? "s" : unitOf(row));
+const unitFor = (measure, row) => (measure === "share" ? "" : measure === "time" ? "s" : workOf(row, measure)[1]);
 
 function grouped(rows, key) {
   const groups = new Map();
@@ -69,7 +76,7 @@ function readState() {
   const read = { ...DEFAULTS, all: new Set(given.getAll("all")) };
   for (const name of Object.keys(DEFAULTS)) if (given.has(name)) read[name] = given.get(name);
   if (!(read.show in KINDS)) read.show = DEFAULTS.show;
-  if (!["throughput", "share", "time"].includes(read.measure)) read.measure = DEFAULTS.measure;
+  if (![...$("measure").options].some((option) => option.value === read.measure)) read.measure = DEFAULTS.measure;
   for (const facet in FACETS) read[facet] = new Set(given.getAll(facet));
   return read;
 }
@@ -81,12 +88,13 @@ function writeState() {
   window.history.replaceState(null, "", `#${params}`);
 }
 
-/** Whether a row passes the filters; a facet that the row has no value for, as a size, does not filter it. */
-function chosen(row, except = null) {
-  return Object.keys(FACETS).every((facet) => {
-    const values = under(row, facet);
-    return facet === except || !state[facet].size || !values.length || values.some((value) => state[facet].has(value));
-  });
+const HAS = Object.fromEntries(
+  Object.keys(KINDS).map((kind) => [kind, Object.keys(FACETS).filter((f) => ROWS.some((row) => row.kind === kind && under(row, f).length))]),
+);
+
+/** Whether a row passes the filters; what no row of its kind has, as conformance has no size, does not filter it. */
+function chosen(row) {
+  return HAS[row.kind].every((facet) => !state[facet].size || under(row, facet).some((value) => state[facet].has(value)));
 }
 
 const ofKind = () => ROWS.filter((row) => row.kind === state.show);
@@ -124,13 +132,14 @@ function makeFilters() {
   for (const [facet, title] of Object.entries(FACETS)) {
     const counts = new Map();
     for (const row of ofKind()) for (const value of under(row, facet)) counts.set(value, (counts.get(value) || 0) + 1);
-    for (const value of state[facet]) if (!counts.has(value)) counts.set(value, 0);
     if (!counts.size) continue;
+    for (const value of state[facet]) if (!counts.has(value)) counts.set(value, 0);
     const details = add($("facets"), "details", { class: "facet", id: `facet-${facet}` });
     add(details, "summary");
     const field = add(details, "fieldset");
     add(field, "legend", {}, title);
-    for (const [value, count] of counts) {
+    const sorted = [...counts].sort(([a], [b]) => (facet === "size" ? 0 : (a > b) - (a < b)));
+    for (const [value, count] of sorted) {
       const label = add(field, "label");
       const onchange = (event) => choose(facet, value, event.target.checked);
       add(label, "input", { type: "checkbox", value, name: facet, onchange }).checked = state[facet].has(value);
@@ -340,7 +349,7 @@ function drawThroughput(rows) {
     const bars = panel.filter((row) => !ceilings.has(row.library)).map((row) => {
       const value = measured(row, state.measure);
       const unit = unitFor(state.measure, row);
-      const share = state.measure !== "share" && ofCeiling(row) ? `, ${ofCeiling(row).toFixed(2)}` : "";
+      const share = state.measure !== "share" && ofCeiling(row) ? `, ${shareOf(row)}` : "";
       const ceiling = row.values.ceiling_ms ? measured(row, state.measure, row.values.ceiling_ms) : null;
       return { row, value, ceiling, text: value === null ? row.note || "no number" : written(value, unit) + share };
     });
@@ -370,8 +379,9 @@ function drawRatios(rows) {
     rows: bars.map((bar) => bar.row),
     draw: (parent) => {
       bars.sort((a, b) => b.value - a.value);
-      const bases = [...new Set(bars.map((bar) => named(bar.base)))].join("; ");
-      barChart(parent, titleOf(bars[0].row, bars[0].row.size), bars, { logarithmic: true, below: `1 × is ${bases}` });
+      const libraries = new Set(bars.map((bar) => named({ ...bar.base, format: "-" })));
+      const bases = libraries.size === 1 ? [...libraries] : [...new Set(bars.map((bar) => named(bar.base)))];
+      barChart(parent, titleOf(bars[0].row, bars[0].row.size), bars, { logarithmic: true, below: `1 × is ${bases.join("; ")}` });
     },
   }));
   drawAll("ratios", charts, "No two libraries of a run do the same op in the same format here.");
@@ -412,7 +422,7 @@ function drawHistory() {
   $("history-note").textContent = note.join(" ");
   const rows = PAST.filter((row) => row.kind === state.show && chosen(row));
   const charts = state.show === "speed" ? historyOfSpeed(rows) : historyOfConformance(rows);
-  drawAll("history", charts, "Nothing here has been measured at two commits.");
+  drawAll("history", charts, data.missing ? "" : "Nothing here has been measured at two commits.");
 }
 
 const commitOf = (version) => `${data.versions[version].commit || "not committed"} ${data.versions[version].committed.slice(5, 10)}`;
@@ -468,7 +478,7 @@ function speedsOf(rows) {
   const [c] = rows;
   const same = (r) => r.kind === "speed" && r.values.ms && [r.machine, r.library, baseOp(r.op), r.format].join() === [c.machine, c.library, c.op, c.format].join();
   return ROWS.filter(same).map((r) => {
-    const number = ofCeiling(r) ? `${ofCeiling(r).toFixed(2)} of ${r.values.ceiling}` : written(measured(r, "throughput"), unitOf(r));
+    const number = ofCeiling(r) ? `${shareOf(r)} of ${r.values.ceiling}` : written(measured(r, "throughput"), unitFor("throughput", r));
     return `${[r.op === c.op ? "" : r.op, r.dtype, r.size].filter(Boolean).join(" ")}: ${number}`;
   });
 }
@@ -489,6 +499,8 @@ function columnsOf(rows) {
     ["conformance", casesOf], ["note", (r) => r.note], ...WHERE,
   ];
 }
+
+const WIDE = ["note", "reasons", "detail"]; // columns whose long texts are wrapped
 
 const shown = (cell) => (typeof cell === "number" && !Number.isInteger(cell) ? String(Number(cell.toPrecision(4))) : String(cell ?? ""));
 
@@ -528,9 +540,9 @@ function drawTable(parent, title, rows) {
   const body = add(table, "tbody");
   for (const i of order) {
     const tr = add(body, "tr");
-    for (const { cells } of kept) {
+    for (const { name, cells } of kept) {
       const text = shown(cells[i]);
-      add(tr, "td", { class: typeof cells[i] === "number" ? "number" : text.length > 40 ? "wide" : "" }, text);
+      add(tr, "td", { class: typeof cells[i] === "number" ? "number" : WIDE.includes(name) && text.length > 60 ? "wide" : "" }, text);
     }
   }
 }
