@@ -13,13 +13,14 @@ from pathlib import Path
 from benchmarks.records import CONFORMANCE, RESULTS, SPEED, History, RecordError, Row, history, load
 
 HERE = Path(__file__).parent
+SCRIPTS = ("rows.js", "choices.js", "charts.js", "sections.js", "tables.js", "page.js")
 
 
 def page(rows: tuple[Row, ...], past: History, book: str = "") -> str:
     """The page as text; `book`: where its link to the book leads, no link if empty."""
     text = (HERE / "page.html").read_text(encoding="utf-8")
     link = f'<a href="{book}">The book of the formats</a>' if book else ""
-    parts = {"style": _file("page.css"), "script": _file("page.js"), "data": as_json(rows, past), "book": link}
+    parts = {"style": _file("page.css"), "script": "\n".join(map(_file, SCRIPTS)), "data": as_json(rows, past), "book": link}
     for name, part in parts.items():
         text = text.replace(f"<!--{name}-->", part)
     return text
