@@ -136,6 +136,8 @@ def measure(contender: Contender, count: int, bare: float) -> dict:
     """One row; with the reason instead of times where a library's kernel does not run here."""
     moved = moved_bytes(contender.op, contender.format, count)
     row = {"op": contender.op, "format": contender.format, "library": contender.library, "moved_bytes": moved}
+    if contender.library == "mxref" and contender.format in FORMATS:
+        row["recipe"] = mxref.BLOCK_FORMATS[contender.format].default_recipe
     try:
         ms = device_ms(contender.run)
     except Exception as failure:

@@ -117,7 +117,7 @@ def _elementwise(data: dict, run: Run) -> Iterator[Row]:
             values |= {"ms": row["ms"], "ceiling": COPY, "ceiling_ms": row["copy_ms"]}
             values["times_a_bare_kernel"] = row.get("times_a_bare_kernel")
         note = row.get("failed", "")
-        yield Row(run, SPEED, op, format, data["dtype"], who, size=size, note=note, values=_known(values))
+        yield Row(run, SPEED, op, format, data["dtype"], who, row.get("recipe", ""), size, note=note, values=_known(values))
 
 
 def _named_elementwise(data: dict, run: Run) -> Iterator[Row]:
@@ -325,8 +325,8 @@ RECORDS = (
         "element-wise kernels",
         "device dtype",
         _elementwise,
-        _keys("size op format library ms copy_ms", "of_a_copy times_a_bare_kernel moved_bytes"),
-        _keys("size op format library failed", "moved_bytes"),
+        _keys("size op format library ms copy_ms", "of_a_copy times_a_bare_kernel moved_bytes recipe"),
+        _keys("size op format library failed", "moved_bytes recipe"),
     ),
     _kind("element-wise kernels, named", "device dtype", _named_elementwise, _keys("name size ms copy_ms of_a_copy")),
     _kind(
