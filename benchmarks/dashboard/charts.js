@@ -87,7 +87,7 @@ function lineChart(parent, title, places, series, unit) {
   const tilted = (places.length > 2 ? 1.5 : 2) * longest + 8 > (width - scale - right) / Math.max(1, places.length - 1);
   const [left, bottom] = tilted ? [Math.max(scale, 0.8 * longest), 0.62 * longest + 18] : [scale, 22];
   const [top, plot] = [10, 190];
-  const [first, last] = [Math.min(low, ticks[0]), Math.max(high, ticks.at(-1))];
+  const [first, last] = [Math.min(low, ticks[0]), Math.max(high, ticks.at(-1)) || 1];
   const y = (value) =>
     top + plot * (1 - (logarithmic ? Math.log(value / first) / Math.log(last / first) : (value - first) / (last - first)));
   const x = (place) => left + (places.length === 1 ? 0.5 : place / (places.length - 1)) * (width - left - right);

@@ -56,7 +56,9 @@ $("theme").addEventListener("change", (event) => {
   setTheme(event.target.value);
   try {
     localStorage.setItem("theme", event.target.value);
-  } catch {} // a page from a file may not be allowed to
+  } catch {
+    // a page from a file may not be allowed to
+  }
 });
 $("measure").addEventListener("change", (event) => change({ measure: event.target.value }));
 $("baseline").addEventListener("change", (event) => change({ baseline: event.target.value }));
