@@ -23,6 +23,7 @@ import triton.language as tl
 import mxref
 from accel.triton._launch import Activated, decode_blocks, qdq_blocks, quantize_blocks
 from accel.triton.functions import silu, swiglu
+from benchmarks.records import moved_bytes
 from mxref.blocks import check_quantize
 from mxref.conformance.report import environment
 from mxref.registry import kernel
@@ -33,13 +34,12 @@ FORMATS = ("mxfp4", "nvfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3", "mxfp8_e5
 
 @dataclass(frozen=True)
 class Contender:
-    """What to time, whose it is, and the bytes that it has to move."""
+    """What to time, and whose it is."""
 
     op: str
     format: str
     library: str
     run: Callable[[], object]
-    moved: int
 
 
 @triton.jit
@@ -69,31 +69,27 @@ def bare_ms(x: torch.Tensor) -> float:
 
 def ours(x: torch.Tensor) -> Iterator[Contender]:
     """Our kernels, past the checks of their arguments; NVFP4 with a given tensor scale, and with a computed one."""
-    count = x.numel()
     hidden = torch.cat([x, x.flip(0)], dim=1)
     for name in FORMATS:
         block = mxref.BLOCK_FORMATS[name]
         scale = torch.tensor(0.01, device=x.device) if block.tensor_scale else None
         call = check_quantize(x, name, None, scale, -1, None)
-        packed = count * block.element.bits // 8 + count // block.block_size
-        yield Contender("qdq", name, "mxref", partial(qdq_blocks, call), 4 * count)
-        yield Contender("quantize", name, "mxref", partial(quantize_blocks, call), 2 * count + packed)
+        yield Contender("qdq", name, "mxref", partial(qdq_blocks, call))
+        yield Contender("quantize", name, "mxref", partial(quantize_blocks, call))
         q = quantize_blocks(call)
-        yield Contender("dequantize", name, "mxref", partial(decode_blocks, q, torch.bfloat16), 2 * count + packed)
+        yield Contender("dequantize", name, "mxref", partial(decode_blocks, q, torch.bfloat16))
         gate, up = hidden[:, : x.shape[1]], hidden[:, x.shape[1] :]
         middle = check_quantize(gate, name, None, scale, -1, None)
-        run = partial(quantize_blocks, middle, Activated("swiglu", up))
-        yield Contender("activate_quantize", name, "mxref", run, 4 * count + packed)
+        yield Contender("activate_quantize", name, "mxref", partial(quantize_blocks, middle, Activated("swiglu", up)))
         if block.tensor_scale:
             computed = check_quantize(x, name, None, "per_tensor", -1, None)
-            yield Contender("qdq, scale computed", name, "mxref", partial(qdq_blocks, computed), 6 * count)
-    yield Contender("silu", "-", "mxref", partial(silu, x), 4 * count)
-    yield Contender("swiglu", "-", "mxref", partial(swiglu, x, x.flip(0)), 6 * count)
+            yield Contender("qdq, scale computed", name, "mxref", partial(qdq_blocks, computed))
+    yield Contender("silu", "-", "mxref", partial(silu, x))
+    yield Contender("swiglu", "-", "mxref", partial(swiglu, x, x.flip(0)))
 
 
 def peers(x: torch.Tensor) -> Iterator[Contender]:
     """The kernels of libraries that are installed."""
-    count = x.numel()
     with contextlib.suppress(ImportError):
         from vllm.model_executor.layers.quantization.utils.nvfp4_emulation_utils import (
             dequantize_to_dtype,
@@ -101,29 +97,28 @@ def peers(x: torch.Tensor) -> Iterator[Contender]:
         )
 
         forward = torch.tensor(100.0, device=x.device)
-        yield Contender("qdq", "nvfp4", "vllm", partial(ref_nvfp4_quant_dequant, x, forward, 16), 4 * count)
+        yield Contender("qdq", "nvfp4", "vllm", partial(ref_nvfp4_quant_dequant, x, forward, 16))
         q = mxref.quantize(x, "nvfp4")
         scales = q.scales.view(torch.float8_e4m3fn)
         run = partial(dequantize_to_dtype, q.packed, scales, forward, torch.bfloat16, 16, swizzle=False)
-        yield Contender("dequantize", "nvfp4", "vllm", run, 2 * count + count // 2 + count // 16)
+        yield Contender("dequantize", "nvfp4", "vllm", run)
     with contextlib.suppress(ImportError):
         from torchao.prototype.mx_formats import kernels as ao
         from torchao.prototype.mx_formats.mx_tensor import MXTensor
         from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor
 
-        fp4, moved = torch.float4_e2m1fn_x2, 2 * count + count + count // 32
-        yield Contender("quantize", "mxfp8_e4m3", "torchao", partial(ao.triton_to_mxfp8_dim0, x, 32, "floor"), moved)
+        yield Contender("quantize", "mxfp8_e4m3", "torchao", partial(ao.triton_to_mxfp8_dim0, x, 32, "floor"))
         codes, scales = x.to(torch.float8_e4m3fn), torch.full((x.shape[0], x.shape[1] // 32), 127, device=x.device)
         scales = scales.to(torch.uint8).view(torch.float8_e8m0fnu)
         run = partial(ao.triton_mxfp8_dequant_dim0, codes, scales, torch.bfloat16)
-        yield Contender("dequantize", "mxfp8_e4m3", "torchao", run, moved)
-        moved = 2 * count + count // 2 + count // 32
-        yield Contender("quantize", "mxfp4", "torchao", partial(MXTensor.to_mx, x, fp4, 32), moved)
-        yield Contender("dequantize", "mxfp4", "torchao", MXTensor.to_mx(x, fp4, 32).dequantize, moved)
-        scale, moved = torch.tensor(0.01, device=x.device), 2 * count + count // 2 + count // 16
-        yield Contender("quantize", "nvfp4", "torchao", partial(NVFP4Tensor.to_nvfp4, x, per_tensor_scale=scale), moved)
+        yield Contender("dequantize", "mxfp8_e4m3", "torchao", run)
+        fp4 = torch.float4_e2m1fn_x2
+        yield Contender("quantize", "mxfp4", "torchao", partial(MXTensor.to_mx, x, fp4, 32))
+        yield Contender("dequantize", "mxfp4", "torchao", MXTensor.to_mx(x, fp4, 32).dequantize)
+        scale = torch.tensor(0.01, device=x.device)
+        yield Contender("quantize", "nvfp4", "torchao", partial(NVFP4Tensor.to_nvfp4, x, per_tensor_scale=scale))
         q = NVFP4Tensor.to_nvfp4(x, per_tensor_scale=scale)
-        yield Contender("dequantize", "nvfp4", "torchao", q.dequantize, moved)
+        yield Contender("dequantize", "nvfp4", "torchao", q.dequantize)
 
 
 def gate(x: torch.Tensor) -> None:
@@ -137,14 +132,17 @@ def gate(x: torch.Tensor) -> None:
         mxref.functions.swiglu(mxref.functions.silu(part), part)
 
 
-def measure(contender: Contender, bare: float) -> dict:
+def measure(contender: Contender, count: int, bare: float) -> dict:
     """One row; with the reason instead of times where a library's kernel does not run here."""
-    row = {"op": contender.op, "format": contender.format, "library": contender.library}
+    moved = moved_bytes(contender.op, contender.format, count)
+    row = {"op": contender.op, "format": contender.format, "library": contender.library, "moved_bytes": moved}
+    if contender.library == "mxref" and contender.format in FORMATS:
+        row["recipe"] = mxref.BLOCK_FORMATS[contender.format].default_recipe
     try:
         ms = device_ms(contender.run)
     except Exception as failure:
         return {**row, "failed": f"{type(failure).__name__}: {failure}".splitlines()[0]}
-    copied = copy_ms(contender.moved)
+    copied = copy_ms(moved)
     return {**row, "ms": ms, "copy_ms": copied, "of_a_copy": copied / ms, "times_a_bare_kernel": ms / bare}
 
 
@@ -161,7 +159,7 @@ def main() -> int:
         bare = bare_ms(x)
         small = x.numel() < 1 << 20
         for contender in (*ours(x), *(() if small else peers(x))):
-            rows.append({"size": list(size), **measure(contender, bare)})
+            rows.append({"size": list(size), **measure(contender, x.numel(), bare)})
             print({name: round(v, 4) if isinstance(v, float) else v for name, v in rows[-1].items()}, flush=True)
     if arguments.json:
         with open(arguments.json, "w") as file:

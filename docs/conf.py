@@ -23,10 +23,9 @@ html_static_path = ["_static"]
 html_css_files = ["book.css"]
 html_copy_source = False
 html_show_copyright = False
-html_extra_path = ["_extra"] if (ROOT / "docs" / "_extra").exists() else []  # a dashboard goes here, as it is
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
-exclude_patterns = ["_build", "_generate", "_extra", "example_kernel"]
+exclude_patterns = ["_build", "_generate", "example_kernel"]
 myst_enable_extensions = ["colon_fence", "deflist", "attrs_inline"]
 myst_heading_anchors = 3
 suppress_warnings = ["myst.xref_ambiguous"]

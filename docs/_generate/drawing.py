@@ -1,15 +1,16 @@
 """Pictures as SVG: shapes that follow the theme, and one frame around them.
 
-Coordinates are pixels at full width. A picture never shrinks below `least` pixels: on a narrow screen it scrolls.
+Coordinates are pixels at full width. A picture shrinks by a tenth at most, so that its text stays readable: on a narrow
+screen it scrolls.
 """
 
 from collections.abc import Iterable, Sequence
 from html import escape
 
 
-def figure(caption: str, width: float, height: float, shapes: Iterable[str], least: int = 0) -> str:
+def figure(caption: str, width: float, height: float, shapes: Iterable[str]) -> str:
     """A picture with its caption; without blank lines, since one would end it in Markdown."""
-    style = f"max-width:{width:.0f}px" + (f";min-width:{least}px" if least else "")
+    style = f"max-width:{width:.0f}px;min-width:{0.9 * width:.0f}px"
     body = "\n".join(shapes)
     return (
         '<figure class="drawing">\n<div class="drawing-frame">\n'

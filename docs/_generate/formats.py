@@ -155,7 +155,7 @@ def number_line(element: ElementFormat) -> str:
         )
     )
     signed = ", the negative ones mirror them" if element.signed else ""
-    return figure(f"The positive values of {element.name.upper()}{signed}", WIDTH, 104, shapes, least=560)
+    return figure(f"The positive values of {element.name.upper()}{signed}", WIDTH, 104, shapes)
 
 
 def values(element: ElementFormat) -> str:
@@ -293,7 +293,7 @@ def spacing(element: ElementFormat) -> str:
     for kind, points, name in (("second", teeth, "bfloat16"), ("first", own, element.name.upper())):
         shapes += [path(points, kind), text(right + 8, points[-1][1] + 4, name, "start", "small")]
     caption = f"Largest relative rounding error of {element.name.upper()} against size, beside bfloat16"
-    return figure(caption, WIDTH, bottom + 28, shapes, least=480)
+    return figure(caption, WIDTH, bottom + 28, shapes)
 
 
 def _users(element: ElementFormat) -> str:
@@ -355,7 +355,7 @@ def block_layout(block: BlockFormat) -> str:
     shapes.append(text(left + width, top - 10, count, "end", "small"))
     total = f"together {bits} bits, {bits / 8:g} bytes; scales and elements are stored apart"
     shapes.append(text(left, top + height + 20, total, "start", "small"))
-    return figure(f"One block of {block.name.upper()}, to scale", WIDTH, top + height + 30, shapes, least=620)
+    return figure(f"One block of {block.name.upper()}, to scale", WIDTH, top + height + 30, shapes)
 
 
 def _value_of_an_element(block: BlockFormat) -> str:
@@ -394,7 +394,7 @@ def block_range(block: BlockFormat) -> str:
         ("smallest magnitude before a tensor scale", exact(smallest * smallest_scale)),
         ("within one block, largest over smallest", f"{block.element.max / smallest:.10g}"),
     ]
-    return table(("", ""), rows)
+    return table(("property", "value"), rows)
 
 
 def fixed_and_policy(block: BlockFormat, top: str = "../") -> str:

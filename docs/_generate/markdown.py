@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 
+NO_BREAK = "\N{NO-BREAK SPACE}"
 LONGEST = 8  # characters of a value written out; longer ones are written as a significand and a power of two
 
 

@@ -1,12 +1,9 @@
 """The committed records of measurements, as tables. Nothing here measures."""
 
 import json
-from pathlib import Path
 
+from benchmarks.records import RESULTS, Run, read
 from docs._generate.markdown import short, table
-
-ROOT = Path(__file__).parent.parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
 
 
 def record(name: str) -> dict:
@@ -14,13 +11,17 @@ def record(name: str) -> dict:
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
+def run(name: str) -> Run:
+    """Where and when a record was made."""
+    return read(f"{name}.json", (RESULTS / f"{name}.json").read_text(encoding="utf-8"))[0].run
+
+
 def source(name: str) -> str:
     """Where a table comes from: file, machine, versions, commit, date."""
-    data = record(name)
-    info = {**data, **data.get("machine_info", {})}
-    device = info.get("device", "")
-    versions = [f"{library} {info[library]}" for library in ("torch", "triton") if library in info]
-    parts = [f"`benchmarks/results/{name}.json`", device, *versions, f"commit {info['commit']}", info["date"]]
+    made = run(name)
+    versions = [f"{library} {version}" for library, version in made.versions if library in ("torch", "triton")]
+    commit = made.commit and f"commit {made.commit}"
+    parts = [f"`benchmarks/results/{name}.json`", made.machine, *versions, commit, made.date]
     return "Record: " + ", ".join(part for part in parts if part) + "."
 
 
@@ -28,18 +29,10 @@ def records() -> str:
     """Every record with where and when it was made."""
     rows = []
     for path in sorted(RESULTS.glob("*.json")):
-        data = record(path.stem)
-        info = {**data, **data.get("machine_info", {})}
-        rows.append(
-            (
-                f"`{path.name}`",
-                info.get("device", "-"),
-                info.get("torch", "-"),
-                info.get("commit", "-"),
-                info.get("date", "-"),
-            )
-        )
-    return table(("record", "device", "torch", "commit", "date"), rows)
+        made = run(path.stem)
+        torch = dict(made.versions).get("torch", "-")
+        rows.append((f"`{path.name}`", made.machine, torch, made.commit or "-", made.date or "-"))
+    return table(("record", "machine", "torch", "commit", "date"), rows)
 
 
 def conformance_counts(name: str) -> str:
@@ -121,19 +114,19 @@ def cpu_speed() -> str:
 
 
 def gpu_speed() -> str:
-    """Element-wise kernels: speed over that of a copy, for every size of the record."""
+    """Element-wise kernels: speed over that of a copy, a table for each size of the record."""
     data = [row for row in record("elementwise-h200")["rows"] if "failed" not in row]
-    ops = list(dict.fromkeys(row["op"] for row in data))
-    rows = []
+    tables = []
     for size in dict.fromkeys(tuple(row["size"]) for row in data):
-        for library, format in dict.fromkeys((r["library"], r["format"]) for r in data if tuple(r["size"]) == size):
-            speeds = {
-                r["op"]: f"{r['of_a_copy']:.2f}"
-                for r in data
-                if (tuple(r["size"]), r["library"], r["format"]) == (size, library, format)
-            }
-            rows.append((f"{list(size)}", library, format, *(speeds.get(op, "") for op in ops)))
-    return table(("size", "library", "format", *(f"`{op}`" for op in ops)), rows, "lll" + "r" * len(ops))
+        of_size = [row for row in data if tuple(row["size"]) == size]
+        ops = list(dict.fromkeys(row["op"] for row in of_size))
+        rows = []
+        for who in dict.fromkeys((row["library"], row["format"]) for row in of_size):
+            found = {row["op"]: f"{row['of_a_copy']:.2f}" for row in of_size if (row["library"], row["format"]) == who}
+            rows.append((*who, *(found.get(op, "") for op in ops)))
+        header = ("library", "format", *(f"`{op}`" for op in ops))
+        tables.append(f"**{list(size)}**\n\n" + table(header, rows, "ll" + "r" * len(ops)))
+    return "\n\n".join(tables)
 
 
 def evaluation() -> str:
@@ -169,10 +162,3 @@ def dispatch() -> str:
     """What a call costs before any work."""
     medians = {b["extra_info"]["contender"]: 1e6 * b["stats"]["median"] for b in record("dispatch-cpu")["benchmarks"]}
     return table(("call", "median µs"), [(name, f"{value:.1f}") for name, value in medians.items()], "lr")
-
-
-def dashboard() -> str:
-    """A link to the interactive view, where one was put into docs/_extra/dashboard."""
-    there = (ROOT / "docs" / "_extra" / "dashboard" / "index.html").exists()
-    link = '<a href="../dashboard/index.html">The interactive view</a> shows the same records.'
-    return link if there else "The tables are all there is to see; the records are plain JSON."

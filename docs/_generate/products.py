@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import mxref
-from docs._generate.markdown import exact, table
+from docs._generate.markdown import NO_BREAK, exact, table
 from mxref.conformance.contracts import CONTRACTS
 from mxref.formats import ELEMENT_FORMATS
 from mxref.matmul import dot_bits
@@ -25,7 +25,7 @@ def dot_table() -> str:
         bits = [dot_bits(a, b, length) for length in (16, 32)]
         where = "float32" if bits[1] <= FLOAT32_BITS else "float64" if bits[1] <= FLOAT64_BITS else "float64, split at 1"
         longest = (1 << FLOAT32_BITS) // (a.largest_multiple * b.largest_multiple)
-        rows.append((f"{a.name} × {b.name}", *bits, where, longest if longest > 1 else "none"))
+        rows.append((f"{a.name}{NO_BREAK}×{NO_BREAK}{b.name}", *bits, where, longest if longest > 1 else "none"))
     return table(("pair", "bits, 16 elements", "bits, 32 elements", "exact in", "longest exact in float32"), rows, "lrrlr")
 
 

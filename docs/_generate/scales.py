@@ -6,7 +6,7 @@ import torch
 
 import mxref
 from docs._generate.drawing import box, figure, line, path, text
-from docs._generate.markdown import exact, hexadecimal, readable, short, table
+from docs._generate.markdown import NO_BREAK, exact, hexadecimal, readable, short, table
 from mxref.checkpoints.dialects import DIALECTS
 from mxref.elements import reciprocal
 from mxref.formats import BLOCK_FORMATS, ELEMENT_FORMATS
@@ -41,7 +41,7 @@ def rule_bytes(format: str = "mxfp4", amaxes: tuple[float, ...] = AMAXES) -> str
         cells = []
         for amax in amaxes:
             q = mxref.quantize(torch.tensor([amax, 1.0]), format, recipe=_recipe(rule))
-            cells.append(f"`{hexadecimal(int(q.scales[0]))}` → {exact(float(mxref.dequantize(q)[0]))}")
+            cells.append(f"`{hexadecimal(int(q.scales[0]))}`{NO_BREAK}→{NO_BREAK}{exact(float(mxref.dequantize(q)[0]))}")
         rows.append((f"`{rule}`", *cells))
     return table((f"{format}, amax", *map(str, amaxes)), rows)
 
@@ -105,7 +105,7 @@ def saturation(format: str = "mxfp4") -> str:
         shapes.append(text(x0 + width, y0 + height + 16, "2", "end", "small"))
     caption = f"{format}: amax over its scale (up) against amax's significand (across); above the dashed line it saturates"
     rows = -(-len(EXPONENT_RULES) // across)
-    return figure(caption, left + across * (width + gap), 6 + rows * (height + 54), shapes, least=620)
+    return figure(caption, left + across * (width + gap), 6 + rows * (height + 54), shapes)
 
 
 def _data() -> dict[str, torch.Tensor]:
@@ -184,7 +184,7 @@ def e8m0_clamped(format: str = "mxfp4") -> str:
         for rule in EXPONENT_RULES:
             q = mxref.quantize(torch.tensor([amax]), format, recipe=_recipe(rule))
             decoded = float(mxref.dequantize(q)[0])
-            cells.append(f"`{hexadecimal(int(q.scales[0]))}` → {readable(decoded)}")
+            cells.append(f"`{hexadecimal(int(q.scales[0]))}`{NO_BREAK}→{NO_BREAK}{readable(decoded)}")
         rows.append((name, *cells))
     return table((f"{format}, amax", *(f"`{rule}`" for rule in EXPONENT_RULES)), rows)
 

@@ -47,7 +47,7 @@ def packing(bits: int, codes: tuple[int, ...]) -> str:
     ]
     count = "1 byte" if len(packed) == 1 else f"{len(packed)} bytes"
     caption = f"{len(codes)} codes of {bits} bits in {count}; the highest bit is on the left, so read from right to left"
-    return figure(caption, width, 120, shapes, least=min(int(width), 560))
+    return figure(caption, width, 120, shapes)
 
 
 def packing_table() -> str:
@@ -83,7 +83,7 @@ def tile_offsets(columns: int = 8) -> str:
 
 def tile_picture() -> str:
     """A 128 x 4 tile of scales on the left, its 32 lines of 16 bytes on the right."""
-    top, height, left, cell = 40, 256, 60, 15
+    top, height, left, cell = 40, 256, 60, 20
     shapes = []
     for group, kind in enumerate(KINDS):
         y = top + group * height / 4
@@ -107,9 +107,7 @@ def tile_picture() -> str:
         shapes.append(text(start + 16 * wide + 8, y + 15, label, "start", "small"))
     shapes.append(text(start + 8 * wide, top + 4 * (line_height + 6) + 4, "⋮"))
     shapes.append(text(start, top - 10, "bytes: 32 lines of 16, each with one scale row of every group", "start", "small"))
-    return figure(
-        "The 128 x 4 tile: logical scales on the left, byte offsets on the right", 860, top + height + 16, shapes, least=680
-    )
+    return figure("The 128 x 4 tile: logical scales on the left, byte offsets on the right", 860, top + height + 16, shapes)
 
 
 def layouts() -> str:

@@ -1,0 +1,79 @@
+// What there is: the rows of all records, and their numbers.
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const $ = (id) => document.getElementById(id);
+const BLANK = { recipe: "", detail: "", note: "", size: [] };
+
+function asRow(row, version = null) {
+  const whole = { ...BLANK, ...row, ...data.runs[row.run], version };
+  return { ...whole, size: whole.size.length ? `[${whole.size.join(", ")}]` : "", sizes: whole.size };
+}
+
+const ROWS = data.rows.map((row) => asRow(row));
+const PAST = data.versions.flatMap((version, i) => version.rows.map((row) => asRow(row, i)));
+
+const KINDS = { speed: "speed", conformance: "conformance", other: "everything else" };
+const FACETS = {
+  op: "Op",
+  format: "Format",
+  library: "Library",
+  machine: "Device",
+  size: "Size",
+  dtype: "Dtype",
+  record: "Record",
+};
+const FASTEST = "the fastest of mxref";
+
+/** What a row is under a facet: one value, but a product's formats are several. */
+function under(row, facet) {
+  return facet === "format" ? row.format.split(" ") : row[facet] === "" ? [] : [row[facet]];
+}
+
+// A row's numbers, of which a measure is one.
+const ofCeiling = (row) => (row.values.ceiling_ms ? row.values.ceiling_ms / row.values.ms : null);
+const shareOf = (row) => (ofCeiling(row) < 0.1 ? String(Number(ofCeiling(row).toPrecision(2))) : ofCeiling(row).toFixed(2));
+
+/** What a row did in its time, and the unit of its rate: bytes, or operations if it has no bytes or they are asked for. */
+function workOf(row, measure) {
+  const { moved_bytes: bytes, flops } = row.values;
+  if (flops && (!bytes || measure === "operations")) return [flops, "FLOP/s"];
+  return bytes ? [bytes, "B/s"] : [null, "s"];
+}
+
+/** The number that a chart shows of a row, in units of one; null where there is none. */
+function measured(row, measure, ms = row.values.ms) {
+  if (!ms) return null;
+  if (measure === "share") return row.values.ceiling_ms ? row.values.ceiling_ms / ms : null;
+  const [work] = workOf(row, measure);
+  return measure === "time" || !work ? ms / 1e3 : (work / ms) * 1e3;
+}
+
+function written(value, unit) {
+  if (value === null || value === undefined) return "";
+  if (value === 0 || (unit === "" && Number.isInteger(value))) return `${value} ${unit}`.trim();
+  if (unit === "") return value.toPrecision(3).replace(/e.*/, (e) => ` × 10^${Number(e.slice(1))}`);
+  const steps = [
+    [1e12, "T"],
+    [1e9, "G"],
+    [1e6, "M"],
+    [1e3, "k"],
+    [1, ""],
+    [1e-3, "m"],
+    [1e-6, "µ"],
+    [1e-9, "n"],
+  ];
+  const [step, prefix] = steps.find(([size]) => value >= size * 0.9995) || [1, ""];
+  return `${Number((value / step).toPrecision(3))} ${prefix}${unit}`;
+}
+
+const unitFor = (measure, row) => (measure === "share" ? "" : measure === "time" ? "s" : workOf(row, measure)[1]);
+
+function grouped(rows, key) {
+  const groups = new Map();
+  for (const row of rows) {
+    const name = JSON.stringify(key(row));
+    if (!groups.has(name)) groups.set(name, []);
+    groups.get(name).push(row);
+  }
+  return [...groups.values()];
+}

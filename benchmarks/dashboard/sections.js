@@ -1,0 +1,180 @@
+// What each section draws of the rows that are chosen.
+
+/** The charts of a section, machine by machine: the first few, and a button for the rest; each its rows and `draw`. */
+function drawAll(id, charts, none) {
+  const parent = $(id).querySelector(".charted");
+  parent.replaceChildren();
+  if (!charts.length) return void add(parent, "p", {}, none);
+  const machines = grouped(charts, (chart) => oneMachine(chart.rows)).sort((a, b) => rowCount(b) - rowCount(a));
+  for (const own of machines) {
+    add(parent, "h3", {}, oneMachine(own[0].rows));
+    const grid = add(parent, "div", { class: "charts" });
+    for (const chart of own.slice(0, state.all.has(id) ? own.length : SHOWN)) chart.draw(grid);
+  }
+  const [most, count] = [Math.max(...machines.map((own) => own.length)), charts.length];
+  if (most <= SHOWN) return;
+  const toggle = () => {
+    const all = new Set(state.all);
+    if (!all.delete(id)) all.add(id);
+    change({ all });
+    $(id).querySelector(".charted > button").focus();
+  };
+  const text = state.all.has(id) ? `Show the first ${SHOWN} charts of each device` : `Show all ${count} charts`;
+  add(parent, "button", { type: "button", onclick: toggle }, text);
+}
+
+const rowCount = (charts) => charts.reduce((sum, chart) => sum + chart.rows.length, 0);
+const titleOf = (row, ...rest) =>
+  [row.op, row.dtype === "-" ? "" : row.dtype, ...rest, row.detail].filter(Boolean).join(", ");
+const most = (a, b) => b.length - a.length;
+
+function drawThroughput(rows) {
+  const panels = grouped(rows, (r) => [r.machine, r.record, r.op, r.dtype, r.size, r.detail, unitFor(state.measure, r)]);
+  const withCeilings = (panel) => panel.some((row) => row.values.ceiling);
+  panels.sort((a, b) => withCeilings(b) - withCeilings(a) || most(a, b));
+  const charts = panels.map((panel) => {
+    const ceilings = new Set(panel.map((row) => row.values.ceiling));
+    const bars = panel
+      .filter((row) => !ceilings.has(row.library))
+      .map((row) => {
+        const value = measured(row, state.measure);
+        const unit = unitFor(state.measure, row);
+        const share = state.measure !== "share" && ofCeiling(row) ? `, ${shareOf(row)}` : "";
+        const ceiling = row.values.ceiling_ms ? measured(row, state.measure, row.values.ceiling_ms) : null;
+        return { row, value, ceiling, text: value === null ? row.note || "no number" : written(value, unit) + share };
+      });
+    const way = unitFor(state.measure, panel[0]) === "s" ? 1 : -1;
+    bars.sort((a, b) => (a.value === null) - (b.value === null) || way * (a.value - b.value));
+    const draw = (parent) => barChart(parent, titleOf(panel[0], panel[0].size), bars);
+    return { rows: bars.map((bar) => bar.row), draw };
+  });
+  drawAll(
+    "throughput",
+    charts.filter((chart) => chart.rows.length),
+    "No row with a time passes the filters.",
+  );
+}
+
+function drawRatios(rows) {
+  const ceilings = new Map(
+    grouped(rows, (row) => row.record).map((g) => [g[0].record, new Set(g.map((row) => row.values.ceiling))]),
+  );
+  const timed = rows.filter((row) => row.values.ms && !ceilings.get(row.record).has(row.library));
+  const panels = grouped(timed, (r) => [r.machine, r.record, r.op, r.dtype, r.size, r.detail]).map((panel) =>
+    grouped(panel, (row) => row.format).flatMap((group) => {
+      const fits = (row) => (state.baseline === FASTEST ? row.library.startsWith("mxref") : row.library === state.baseline);
+      const base = group.filter(fits).sort((a, b) => a.values.ms - b.values.ms)[0];
+      if (!base || new Set(group.map((row) => row.library)).size < 2) return [];
+      return group
+        .filter((row) => row !== base)
+        .map((row) => {
+          const value = base.values.ms / row.values.ms;
+          return { row, value, base, text: `${written(value, "")} ×` };
+        });
+    }),
+  );
+  const charts = panels
+    .filter((bars) => bars.length)
+    .sort(most)
+    .map((bars) => ({
+      rows: bars.map((bar) => bar.row),
+      draw: (parent) => {
+        bars.sort((a, b) => b.value - a.value);
+        const libraries = new Set(bars.map((bar) => named({ ...bar.base, format: "-" })));
+        const bases = libraries.size === 1 ? [...libraries] : [...new Set(bars.map((bar) => named(bar.base)))];
+        barChart(parent, titleOf(bars[0].row, bars[0].row.size), bars, {
+          logarithmic: true,
+          below: `1 × is ${bases.join("; ")}`,
+        });
+      },
+    }));
+  drawAll("ratios", charts, "No two libraries of a run do the same op in the same format here.");
+}
+
+const seriesOf = (rows) => grouped(rows, (row) => [row.format, row.library, row.recipe]);
+
+function drawSweep(rows) {
+  const timed = rows.filter((row) => measured(row, state.measure) !== null);
+  const panels = grouped(timed, (r) => [r.machine, r.record, r.op, r.dtype, r.detail, unitFor(state.measure, r)]);
+  const charts = panels
+    .filter((panel) => new Set(panel.map((row) => row.size)).size > 1)
+    .sort(most)
+    .map((panel) => {
+      const counts = new Map(panel.map((row) => [row.size, row.sizes.reduce((a, b) => a * b, 1)]));
+      const places = [...counts.keys()].sort((a, b) => counts.get(a) - counts.get(b));
+      const draw = (parent) =>
+        drawLines(parent, titleOf(panel[0]), places, seriesOf(panel), (row) => places.indexOf(row.size));
+      return { rows: panel, draw };
+    });
+  drawAll("sweep", charts, "No op of a run has several sizes here.");
+}
+
+function drawLines(parent, title, places, lines, placeOf) {
+  const unit = unitFor(state.measure, lines[0][0]);
+  const series = lines.map((rows) => ({
+    label: named(rows[0]),
+    points: rows
+      .map((row) => ({
+        row,
+        place: placeOf(row),
+        value: measured(row, state.measure),
+        ceiling: row.values.ceiling_ms ? measured(row, state.measure, row.values.ceiling_ms) : null,
+      }))
+      .sort((a, b) => a.place - b.place),
+  }));
+  lineChart(parent, title, places, series, unit);
+}
+
+function drawHistory() {
+  const note = ["Each point is a committed version of a record, in the order of commits."];
+  if (data.missing) note.push(`There is nothing to draw: ${data.missing}.`);
+  if (data.unread.length)
+    note.push(`Not drawn, since their form is no longer known: ${data.unread.map((why) => why.split(":")[0]).join(", ")}.`);
+  $("history-note").textContent = note.join(" ");
+  const rows = PAST.filter((row) => row.kind === state.show && chosen(row));
+  const charts = state.show === "speed" ? historyOfSpeed(rows) : historyOfConformance(rows);
+  drawAll("history", charts, data.missing ? "" : "Nothing here has been measured at two commits.");
+}
+
+const commitOf = (version) =>
+  `${data.versions[version].commit || "not committed"} ${data.versions[version].committed.slice(5, 10)}`;
+
+function historyOfSpeed(rows) {
+  const timed = rows.filter((row) => measured(row, state.measure) !== null && row.format + row.library !== "-torch copy");
+  const panels = grouped(timed, (r) => [r.machine, r.op, r.dtype, r.size, r.detail, unitFor(state.measure, r)]);
+  return panels
+    .flatMap((panel) => {
+      const lines = seriesOf(panel).filter((line) => new Set(line.map((row) => row.version)).size > 1);
+      if (!lines.length) return [];
+      const versions = [...new Set(lines.flat().map((row) => row.version))].sort((a, b) => a - b);
+      const places = versions.map(commitOf);
+      const title = titleOf(panel[0], panel[0].size);
+      return [
+        {
+          rows: lines.flat(),
+          draw: (parent) => drawLines(parent, title, places, lines, (row) => versions.indexOf(row.version)),
+        },
+      ];
+    })
+    .sort((a, b) => b.rows.length - a.rows.length);
+}
+
+function historyOfConformance(rows) {
+  return grouped(rows, (row) => [row.machine, row.library]).flatMap((panel) => {
+    const versions = [...new Set(panel.map((row) => row.version))].sort((a, b) => a - b);
+    if (versions.length < 2) return [];
+    const series = grouped(panel, (row) => row.detail).flatMap((level) =>
+      ["passed", "failed", "refused"].map((outcome) => ({
+        label: `${outcome}, ${level[0].detail}`,
+        points: grouped(level, (row) => row.version).map((of) => ({
+          row: of[0],
+          place: versions.indexOf(of[0].version),
+          value: of.reduce((sum, row) => sum + row.values[outcome], 0),
+          ceiling: null,
+        })),
+      })),
+    );
+    const draw = (parent) => lineChart(parent, `${panel[0].library}: cases`, versions.map(commitOf), series, "");
+    return [{ rows: panel, draw }];
+  });
+}

@@ -1,0 +1,206 @@
+// Tables: rows that sort and leave as CSV, and the matrix of conformance.
+
+const WHERE = [
+  ["machine", (r) => r.machine],
+  ["versions", (r) => r.versions],
+  ["commit", (r) => r.commit],
+  ["date", (r) => r.date],
+  ["record", (r) => r.record],
+];
+const WHAT = [
+  ["op", (r) => r.op],
+  ["format", (r) => r.format],
+  ["dtype", (r) => r.dtype],
+  ["library", (r) => r.library],
+  ["recipe", (r) => r.recipe],
+  ["size", (r) => r.size],
+  ["detail", (r) => r.detail],
+];
+const value = (name) => [name, (row) => row.values[name]];
+const baseOp = (op) => op.split(",")[0];
+
+/** Outcomes of the same backend on the same machine in what a row of a speed is about, and the reverse. */
+function casesOf(row) {
+  const same = (c) =>
+    c.kind === "conformance" &&
+    [c.machine, c.library, c.op, c.format, c.dtype].join() ===
+      [row.machine, row.library, baseOp(row.op), row.format, row.dtype].join();
+  const counts = ROWS.filter(same).map((c) =>
+    ["passed", "failed", "refused"]
+      .filter((k) => c.values[k])
+      .map((k) => `${c.values[k]} ${k}`)
+      .join(", "),
+  );
+  return counts.join("; ");
+}
+
+function speedsOf(rows) {
+  const [c] = rows;
+  const same = (r) =>
+    r.kind === "speed" &&
+    r.values.ms &&
+    [r.machine, r.library, baseOp(r.op), r.format].join() === [c.machine, c.library, c.op, c.format].join();
+  return ROWS.filter(same).map((r) => {
+    const number = ofCeiling(r)
+      ? `${shareOf(r)} of ${r.values.ceiling}`
+      : written(measured(r, "throughput"), unitFor("throughput", r));
+    return `${[r.op === c.op ? "" : r.op, r.dtype, r.size].filter(Boolean).join(" ")}: ${number}`;
+  });
+}
+
+function columnsOf(rows) {
+  const { show } = state;
+  if (show === "conformance")
+    return [...WHAT, ...["passed", "failed", "known", "refused"].map(value), ["reasons", (r) => r.note], ...WHERE];
+  if (show === "other") {
+    const names = [...new Set(rows.flatMap((row) => Object.keys(row.values)))];
+    return [...WHAT, ...names.map(value), ["note", (r) => r.note], ...WHERE];
+  }
+  return [
+    ...WHAT,
+    value("ms"),
+    ["GB/s", (r) => (r.values.ms && r.values.moved_bytes ? r.values.moved_bytes / r.values.ms / 1e6 : undefined)],
+    ["TFLOP/s", (r) => (r.values.ms && r.values.flops ? r.values.flops / r.values.ms / 1e9 : undefined)],
+    value("ceiling"),
+    value("ceiling_ms"),
+    ["of the ceiling", (r) => ofCeiling(r) ?? undefined],
+    value("same_bits"),
+    ["conformance", casesOf],
+    ["note", (r) => r.note],
+    ...WHERE,
+  ];
+}
+
+const WIDE = ["note", "reasons", "detail"]; // columns whose long texts are wrapped
+
+const shown = (cell) =>
+  typeof cell === "number" && !Number.isInteger(cell) ? String(Number(cell.toPrecision(4))) : String(cell ?? "");
+
+/** A table whose columns sort, and which leaves as CSV with every digit. */
+function drawTable(parent, title, rows) {
+  const columns = columnsOf(rows).map(([name, get]) => ({ name, cells: rows.map(get) }));
+  const kept = columns.filter((column) => column.cells.some((cell) => ![undefined, null, "", "-"].includes(cell)));
+  let order = rows.map((_, i) => i);
+  const by = kept.find((column) => column.name === state.sort.replace("-", ""));
+  if (by) {
+    const [way, text] = [state.sort.startsWith("-") ? -1 : 1, (cell) => String(cell ?? "")];
+    const missing = (i) => by.cells[i] === undefined;
+    const after = (a, b) => (a > b) - (a < b);
+    const compared = (a, b) =>
+      typeof by.cells[a] === "number" ? by.cells[a] - by.cells[b] : after(text(by.cells[a]), text(by.cells[b]));
+    order = order.sort((a, b) => missing(a) - missing(b) || way * compared(a, b));
+  }
+  const csv = () =>
+    [kept.map((c) => c.name), ...order.map((i) => kept.map((c) => c.cells[i]))]
+      .map((line) => line.map(quoted).join(","))
+      .join("\r\n") + "\r\n";
+  const tools = add(parent, "div", { class: "tools" });
+  add(
+    tools,
+    "button",
+    { type: "button", class: "copy", onclick: () => copy(csv(), `${rows.length} rows copied as CSV`) },
+    "Copy as CSV",
+  );
+  add(
+    tools,
+    "button",
+    { type: "button", class: "download", onclick: () => download(csv(), `mxref-${state.show}.csv`) },
+    "Download CSV",
+  );
+  add(tools, "span", {}, `${rows.length} rows`);
+  const region = add(parent, "div", { class: "scroll", role: "region", tabindex: "0", "aria-label": `Table: ${title}` });
+  const table = add(region, "table");
+  add(table, "caption", {}, title);
+  const header = add(add(table, "thead"), "tr");
+  for (const { name, cells } of kept) {
+    const sorted = state.sort === name ? "ascending" : state.sort === `-${name}` ? "descending" : "none";
+    const number = cells.some((cell) => typeof cell === "number") ? "number" : "";
+    const th = add(header, "th", { scope: "col", class: number, "aria-sort": sorted });
+    const mark = { ascending: " ▲", descending: " ▼", none: "" }[sorted];
+    const onclick = () => {
+      change({ sort: sorted === "ascending" ? `-${name}` : name });
+      [...document.querySelectorAll("#rows th button")]
+        .find((b) => b.dataset.column === name && b.closest(".scroll").getAttribute("aria-label") === `Table: ${title}`)
+        ?.focus();
+    };
+    add(th, "button", { type: "button", onclick, "data-column": name }, name + mark);
+  }
+  const body = add(table, "tbody");
+  for (const i of order) {
+    const tr = add(body, "tr");
+    for (const { name, cells } of kept) {
+      const text = shown(cells[i]);
+      add(
+        tr,
+        "td",
+        { class: typeof cells[i] === "number" ? "number" : WIDE.includes(name) && text.length > 60 ? "wide" : "" },
+        text,
+      );
+    }
+  }
+}
+
+const quoted = (cell) =>
+  /[",\r\n]/.test(String(cell ?? "")) ? `"${String(cell).replaceAll('"', '""')}"` : String(cell ?? "");
+
+async function copy(text, said) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    const area = add(document.body, "textarea", {});
+    area.value = text;
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+  }
+  $("status").textContent = said;
+}
+
+function download(text, name) {
+  const url = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
+  const link = add(document.body, "a", { href: url, download: name });
+  link.click();
+  link.remove();
+  URL.revokeObjectURL(url);
+}
+
+/** Op by format by dtype: one table a record, with the reasons of refusals and the speed of the same backend. */
+function drawMatrix(rows) {
+  const parent = $("matrix").querySelector(".tables");
+  parent.replaceChildren();
+  if (!rows.length) add(parent, "p", {}, "No case passes the filters.");
+  for (const record of grouped(rows, (row) => [row.record, row.machine, row.library])) {
+    const title = `${record[0].library} on ${oneMachine(record)}, ${record[0].detail}, ${record[0].record}`;
+    const dtypes = [...new Set(record.map((row) => row.dtype))];
+    const region = add(parent, "div", { class: "scroll", role: "region", tabindex: "0", "aria-label": `Matrix: ${title}` });
+    const table = add(region, "table", { class: "matrix" });
+    add(table, "caption", {}, title);
+    const header = add(add(table, "thead"), "tr");
+    const groups = grouped(record, (row) => [row.op, row.format]);
+    const timed = groups.some((group) => speedsOf(group).length);
+    for (const name of ["op", "format", ...dtypes, ...(timed ? ["speed"] : [])]) add(header, "th", { scope: "col" }, name);
+    const body = add(table, "tbody");
+    for (const group of groups) {
+      const tr = add(body, "tr");
+      add(tr, "td", {}, group[0].op);
+      add(tr, "td", {}, group[0].format);
+      for (const dtype of dtypes) {
+        const cell = add(tr, "td", { class: "cell" });
+        const row = group.find((one) => one.dtype === dtype);
+        if (row) outcomes(cell, row);
+      }
+      const cell = timed ? add(tr, "td", { class: "cell" }) : null;
+      for (const speed of timed ? speedsOf(group) : []) add(cell, "span", {}, speed);
+    }
+  }
+}
+
+function outcomes(cell, row) {
+  const marks = { passed: "✓", failed: "✗", known: "✗", refused: "–" };
+  for (const [outcome, mark] of Object.entries(marks)) {
+    if (!row.values[outcome]) continue;
+    const kind = outcome === "known" ? "failed" : outcome;
+    add(cell, "span", { class: kind }, `${mark} ${row.values[outcome]} ${outcome}`);
+  }
+  if (row.note) add(cell, "small", {}, row.note);
+}

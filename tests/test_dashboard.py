@@ -1,0 +1,686 @@
+"""The dashboard: every record becomes rows with its own numbers, and the page shows them, never two machines in one chart.
+
+The page is driven in Chromium, where one is installed.
+"""
+
+import csv
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from benchmarks.dashboard.__main__ import main
+from benchmarks.records import RESULTS, RecordError, history, load, moved_bytes, read
+
+ROOT = Path(__file__).parent.parent
+RECORDS = sorted(RESULTS.glob("*.json"))
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+GPU = {
+    "device": "NVIDIA Test",
+    "torch": "2.11.0",
+    "triton": "3.6.0",
+    "python": "3.12.3",
+    "commit": "abc1234",
+    "date": "2026-12-03",
+}
+
+PRODUCT = {"format": "mxfp8_e4m3", "m": 16, "n": 512, "k": 256}
+MATMUL = GPU | {
+    "layers": {"a layer": [512, 256]},
+    "rows": [
+        {"gate": "flagged mxfp4", "right": True},
+        {"gate": "odd mxfp4", "right": False, "wrong": "a bit differs"},
+        PRODUCT | {"kernel": "cublas bfloat16", "ms": 0.5, "tflops": 2 * 16 * 512 * 256 / 0.5e9},
+        PRODUCT | {"kernel": "cublas float64", "ms": 1.0, "tflops": 2 * 16 * 512 * 256 / 1e9},
+        PRODUCT | {"kernel": "chosen", "path": "Fused()", "ms": 2.0, "tflops": 2 * 16 * 512 * 256 / 2e9}
+        | {"of_cublas_bfloat16": 0.25, "of_cublas_float64": 0.5},
+        PRODUCT | {"kernel": "portable", "path": "Fused()", "wrong": "rows 0: codes differ"},
+        {"format": "mxfp4", "m": 512, "n": 512, "k": 256, "kernel": "cublas bfloat16", "ms": 0.25, "tflops": 0.5},
+        {"format": "mxfp4", "m": 512, "n": 512, "k": 256, "kernel": "chosen", "path": "F", "ms": 0.5, "tflops": 0.25}
+        | {"decoding_ms": 0.1, "of_cublas_bfloat16": 0.5},
+    ],
+}  # fmt: skip
+LAYER = {"model": "a model", "weights": "mxfp4", "activations": "mxfp6_e3m2", "experts": 3.5, "packed_bytes": 1_000_000}
+EXPERTS = GPU | {
+    "dtype": "bfloat16",
+    "rows": [
+        LAYER | {"tokens": tokens, "by": by, "peak_bytes": 9, "ms": ms, "of_a_copy": 0.5, "packed_tb_s": 1, "tflops": 2.0}
+        for tokens in (1, 16)
+        for by, ms in (("mxref", 0.25), ("bfloat16 grouped", 0.5))
+    ]
+    + [LAYER | {"tokens": 1, "by": "bfloat16 vllm", "failed": "RuntimeError: </script> no memory"}],
+}
+
+
+def timed(seconds: float, **facts) -> dict:
+    return {"name": "x", "extra_info": {"device": "cpu", **facts}, "stats": {"median": seconds, "rounds": 7}}
+
+
+BENCH = {
+    "machine_info": {
+        "device": "A Processor",
+        "cores": 2,
+        "threads": 1,
+        "system": "Linux",
+        "python": "3.11.7",
+        "torch": "2.13",
+    }
+    | {"commit": "abc1234", "date": "2026-12-03"},
+    "benchmarks": [
+        timed(0.25, op="quantize", format="-", dtype="bfloat16", contender="torch copy", size=[64, 64], moved_bytes=16384),
+        timed(0.5, op="quantize", format="mxfp4", dtype="bfloat16", contender="mxref reference", size=[64, 64])
+        | {"name": "y"},
+        timed(0.01, op="quantize", format="mxfp4", dtype="bfloat16", contender="torchao", size=[64, 64], same_bits=True),
+        # as a row of the GPU, on another machine
+        timed(
+            0.5, op="qdq", format="nvfp4", dtype="bfloat16", contender="mxref triton", size=[8192, 8192], moved_bytes=1 << 28
+        ),
+    ],
+}
+BENCH["benchmarks"][1]["extra_info"] |= {"floor": "torch copy", "recipe": "ocp", "moved_bytes": 10368}
+
+
+# ---- the rows -------------------------------------------------------------------------------------------------------
+
+
+def entries(path: Path) -> list[dict]:
+    data = json.loads(path.read_text(encoding="utf-8"))
+    return data["benchmarks"] if "benchmarks" in data else data["rows"]
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
+def test_every_record_becomes_as_many_rows_as_it_has(path):
+    rows = read(path.name, path.read_text(encoding="utf-8"))
+    per_row = 2 if "checkpoint" in entries(path)[0] else 1  # as mxref loads it, and as transformers does
+    assert len(rows) == per_row * len(entries(path))
+    assert {row.run.record for row in rows} == {path.name} and len({row.run for row in rows}) == 1
+
+
+def test_all_records_are_loaded():
+    assert Counter(row.run.record for row in load()).keys() == {path.name for path in RECORDS}
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
+def test_every_number_is_the_records(path):
+    """In the order of the record: times and counts as they are, medians in milliseconds."""
+    rows, data = read(path.name, path.read_text(encoding="utf-8")), json.loads(path.read_text(encoding="utf-8"))
+    info = data.get("machine_info", data)
+    assert rows[0].run.commit == info.get("commit") and rows[0].run.date == info.get("date")
+    if "checkpoint" in entries(path)[0]:
+        listed = [entry[who] for entry in entries(path) for who in ("mxref", "transformers")]
+    else:
+        listed = entries(path)
+    for row, entry in zip(rows, listed, strict=True):
+        if "stats" in entry:
+            assert row.values["ms"] == 1e3 * entry["stats"]["median"]
+        elif "mb_per_s" in entry:
+            assert row.values["moved_bytes"] / row.values["ms"] / 1e3 == pytest.approx(entry["median"], rel=1e-12)
+        elif "copy_ms" in entry:
+            assert (row.values["ms"], row.values["ceiling_ms"]) == (entry["ms"], entry["copy_ms"])
+            assert row.values["ceiling_ms"] / row.values["ms"] == entry["of_a_copy"]
+        else:
+            numbers = {k: v for k, v in entry.items() if isinstance(v, int | float) and k in row.values}
+            assert numbers == {k: row.values[k] for k in numbers} and (numbers or row.note)
+
+
+def test_the_bytes_of_an_op_are_counted():
+    """Bits an element, by hand: a block of 32 with a byte of scale, or of 16; two bytes for each bfloat16."""
+    stored = {"mxfp4": 4.25, "nvfp4": 4.5, "mxfp6_e2m3": 6.25, "mxfp6_e3m2": 6.25, "mxfp8_e4m3": 8.25, "mxint8": 8.25}
+    for format, bits in stored.items():
+        assert moved_bytes("qdq", format, 4096) == 4096 * 4
+        assert moved_bytes("quantize", format, 4096) == moved_bytes("dequantize", format, 4096) == 4096 * (2 + bits / 8)
+        assert moved_bytes("activate_quantize", format, 4096) == 4096 * (4 + bits / 8)
+    assert moved_bytes("quantize, a byte a code", "mxfp4", 4096) == 4096 * (2 + 8.25 / 8)
+    assert moved_bytes("swiglu", "-", 4096) == moved_bytes("qdq, scale computed", "nvfp4", 4096) == 4096 * 6
+
+
+def test_bytes_and_recipe_that_a_record_states_are_taken_from_it():
+    row = {"size": [8, 64], "op": "qdq", "format": "mxfp4", "library": "mxref", "ms": 1.0, "copy_ms": 0.5}
+    data = GPU | {"dtype": "bfloat16", "rows": [row, row | {"moved_bytes": 7, "recipe": "ocp_even"}]}
+    derived, stated = read("elementwise-x.json", json.dumps(data))
+    assert (derived.values["moved_bytes"], derived.recipe) == (4 * 8 * 64, "")
+    assert (stated.values["moved_bytes"], stated.recipe) == (7, "ocp_even")
+
+
+def test_products_are_held_against_cublas_of_the_dtype_that_their_dots_need():
+    rows = read("matmul-x.json", json.dumps(MATMUL))
+    assert len(rows) == len(MATMUL["rows"])
+    chosen = rows[4]
+    assert (chosen.library, chosen.size, chosen.detail) == ("mxref triton", (16, 512, 256), "a layer")
+    assert chosen.values["flops"] / chosen.values["ms"] / 1e9 == MATMUL["rows"][4]["tflops"]
+    assert (chosen.values["ceiling"], chosen.values["ceiling_ms"] / chosen.values["ms"]) == ("cublas float64", 0.5)
+    assert rows[3].library == "cublas float64" and "ceiling" not in rows[3].values
+    assert rows[5].note == "rows 0: codes differ" and "ms" not in rows[5].values
+    assert rows[7].values["ceiling"] == "cublas bfloat16" and rows[7].detail == ""
+    assert [(row.kind, row.note, row.values) for row in rows[:2]] == [
+        ("other", "", {"right": True}),
+        ("other", "a bit differs", {"right": False}),
+    ]
+
+
+def test_layers_of_experts_are_held_against_a_copy_of_the_weights_that_they_meet():
+    rows = read("moe-x.json", json.dumps(EXPERTS))
+    assert [row.library for row in rows] == ["mxref triton", "bfloat16 grouped"] * 2 + ["bfloat16 vllm"]
+    first = rows[0]
+    assert (first.op, first.format, first.size, first.detail) == ("moe_experts", "mxfp4 mxfp6_e3m2", (1,), "a model")
+    assert first.values["ceiling_ms"] == 0.125 and first.values["moved_bytes"] == 1_000_000
+    assert first.values["flops"] == 2.0 * 0.25 * 1e9
+    assert rows[4].note.startswith("RuntimeError") and "ms" not in rows[4].values
+
+
+def test_rows_of_a_benchmark_are_held_against_their_floor():
+    copy, ours, peer, _ = read("benchmarks-cpu.json", json.dumps(BENCH))
+    assert copy.run.machine == "A Processor, 2 cores, 1 thread"
+    assert ours.values == {"ms": 500.0, "moved_bytes": 10368, "ceiling": "torch copy", "ceiling_ms": 250.0}
+    assert (ours.recipe, ours.size, peer.values["same_bits"]) == ("ocp", (64, 64), True)
+    lost = json.loads(json.dumps(BENCH))
+    lost["benchmarks"][0]["extra_info"]["size"] = [32, 32]
+    with pytest.raises(RecordError, match="benchmarks-cpu.json: mxref reference has the floor 'torch copy'"):
+        read("benchmarks-cpu.json", json.dumps(lost))
+
+
+ELEMENTWISE = json.loads((RESULTS / "elementwise-h200.json").read_text(encoding="utf-8"))
+CONFORMANCE = json.loads((RESULTS / "conformance-h200.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("{", "x.json: not JSON"),
+        ("[1]", "x.json: no known kind of record; it has: list"),
+        ('{"speed": 3}', "x.json: no known kind of record; it has: speed; known: element-wise"),
+        (json.dumps(GPU | {"dtype": "bfloat16", "rows": []}), "x.json: no rows"),
+        (json.dumps(ELEMENTWISE | {"rows": ELEMENTWISE["rows"][:2] + [LAYER]}), "x.json: row 2 is none"),
+        (json.dumps(MATMUL | {"rows": [*MATMUL["rows"], {"sweep": "nvfp4", "variant": "d2"}]}), "x.json: row 8 is none"),
+        (
+            json.dumps(MATMUL | {"rows": [{"gate": "x", "right": True, "speed": 2}]}),
+            "x.json: row 0 is none",
+        ),
+        (json.dumps(CONFORMANCE | {"passed": 1}), "x.json: 1 passed in all, but"),
+        (json.dumps(BENCH | {"machine_info": BENCH["machine_info"] | {"quick": True}}), "x.json: a quick run is no record"),
+        (json.dumps(BENCH | {"benchmarks": [timed(1.0, op="qdq")]}), "x.json: a record of pytest-benchmark lacks"),
+    ],
+    ids=["text", "list", "unknown", "empty", "mixed", "sweep", "key", "counts", "quick", "unnamed"],
+)
+def test_what_is_no_record_is_refused_by_name(text, message):
+    with pytest.raises(RecordError, match=re.escape(message)):
+        read("x.json", text)
+
+
+# ---- history --------------------------------------------------------------------------------------------------------
+
+
+def git(folder: Path, *arguments: str) -> None:
+    who = ("-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "commit.gpgsign=false")
+    subprocess.run(["git", "-C", str(folder), *who, *arguments], check=True, capture_output=True)
+
+
+def commit(folder: Path, texts: dict[str, str | None], when: str) -> None:
+    for name, text in texts.items():
+        if text is None:
+            (folder / name).unlink()
+        else:
+            (folder / name).write_text(text, encoding="utf-8")
+    git(folder, "add", "-A")
+    subprocess.run(
+        ["git", "-C", str(folder), "-c", "user.name=x", "-c", "user.email=x@example.org", "commit", "-qm", when],
+        check=True, env={"GIT_COMMITTER_DATE": when, "GIT_AUTHOR_DATE": when, "PATH": "/usr/bin:/bin:/usr/local/bin"},
+    )  # fmt: skip
+
+
+def test_history_is_every_committed_version_and_what_is_not_committed(tmp_path):
+    folder = tmp_path / "results"
+    folder.mkdir()
+    git(tmp_path, "init", "-q")
+    slower = json.loads(json.dumps(EXPERTS))
+    slower["rows"][0]["ms"] = 0.75
+    commit(folder, {"moe.json": json.dumps(slower), "old.json": '{"cases": 1}'}, "2026-12-01T00:00:00+00:00")
+    commit(folder, {"moe.json": json.dumps(EXPERTS), "old.json": None}, "2026-12-02T00:00:00+00:00")
+    (folder / "bench.json").write_text(json.dumps(BENCH))
+    found = history(folder)
+    assert [(v.record, v.committed[:10], bool(v.commit)) for v in found.versions] == [
+        ("moe.json", "2026-12-01", True),
+        ("moe.json", "2026-12-02", True),
+        ("bench.json", "", False),
+    ]
+    assert [version.rows[0].values["ms"] for version in found.versions] == [0.75, 0.25, 250.0]
+    assert len(found.unread) == 1 and "old.json: no known kind" in found.unread[0] and not found.missing
+
+
+def test_without_git_there_is_no_history_and_a_reason(tmp_path):
+    (tmp_path / "moe.json").write_text(json.dumps(EXPERTS))
+    assert history(tmp_path).missing == "no git history where this was built" and not history(tmp_path).versions
+
+
+def test_the_newest_version_of_each_record_is_the_one_that_is_shown():
+    found = history()
+    if found.missing:
+        pytest.skip(found.missing)
+    newest = {version.record: version.rows for version in found.versions}
+    assert {path.name: newest[path.name] for path in RECORDS} == {
+        path.name: read(path.name, path.read_text(encoding="utf-8")) for path in RECORDS
+    }
+
+
+# ---- the page as a file ---------------------------------------------------------------------------------------------
+
+
+def sample_folder(folder: Path) -> Path:
+    """All records, and one of each kind that is not there."""
+    shutil.copytree(RESULTS, folder, dirs_exist_ok=True)
+    for name, data in (("matmul-test.json", MATMUL), ("moe-test.json", EXPERTS), ("benchmarks-test.json", BENCH)):
+        (folder / name).write_text(json.dumps(data), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> Path:
+    """The page of the repository's records, with their history."""
+    out = tmp_path_factory.mktemp("built")
+    assert main(["--out", str(out)]) == 0
+    return out / "index.html"
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory) -> tuple[Path, Path]:
+    """A page of more records and without a history, and their folder."""
+    folder, out = tmp_path_factory.mktemp("results"), tmp_path_factory.mktemp("sample")
+    assert main(["--out", str(out), "--results", str(sample_folder(folder))]) == 0
+    return out / "index.html", folder
+
+
+def held(page: Path) -> dict:
+    """The data in a page."""
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text(), re.DOTALL)[1])
+
+
+def test_the_page_holds_every_row(sample):
+    page, folder = sample
+    data, rows = held(page), load(folder)
+    assert len(data["rows"]) == len(rows)
+    for shown, row in zip(data["rows"], rows):
+        run = data["runs"][shown["run"]]
+        assert (run["record"], run["machine"], run["commit"], run["date"]) == (
+            row.run.record,
+            row.run.machine,
+            row.run.commit,
+            row.run.date,
+        )
+        assert run["versions"] == ", ".join(f"{name} {version}" for name, version in row.run.versions)
+        assert shown.get("values", {}) == row.values and shown["op"] == row.op and shown.get("note", "") == row.note
+
+
+def test_the_page_fetches_nothing(built, sample):
+    for page in (built, sample[0]):
+        text = page.read_text(encoding="utf-8")
+        assert set(re.findall(r"https?://[^\s\"'<)]+", text)) == {"http://www.w3.org/2000/svg"}  # a name, not an address
+        assert not re.search(r"\ssrc=|@import|url\(|fetch\(|XMLHttpRequest|import\(", text)
+        assert re.findall(r'<link[^>]*href="([^"]*)"', text) == ["data:,"]
+        assert text.count("</script") == 2 and "<!--" not in text
+        assert list(page.parent.iterdir()) == [page]
+
+
+def test_the_program_says_what_is_wrong(tmp_path, capsys):
+    folder, out = tmp_path / "results", tmp_path / "out"
+    folder.mkdir()
+    (folder / "odd.json").write_text('{"speed": 3}')
+    assert main(["--out", str(out), "--results", str(folder)]) == 1
+    assert "odd.json" in capsys.readouterr().err and not out.exists()
+    with pytest.raises(SystemExit) as stopped:
+        main(["--out", str(out), "--results", str(tmp_path / "nowhere")])
+    assert stopped.value.code == 2
+    shown = subprocess.run(
+        [sys.executable, "-m", "benchmarks.dashboard", "--help"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert shown.returncode == 0 and "--out DIR" in shown.stdout
+
+
+# ---- the page in a browser ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """A headless Chromium that has no network; what it would ask for is refused, and so seen."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright, which drives the browser, is not installed")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium or Chrome on the PATH: the page was not driven")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(chromium):
+    """A function that opens a page with a hash, at a width; an error in the page, or a request, fails the test."""
+    problems, contexts = [], []
+
+    def visit(path: Path, state: str = "", width: int = 1280, **options):
+        contexts.append(chromium.new_context(viewport={"width": width, "height": 900}, accept_downloads=True, **options))
+        page = contexts[-1].new_page()
+        page.set_default_timeout(5000)
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+        page.on("request", lambda r: problems.append(r.url) if r.url.split(":")[0] not in ("file", "data", "blob") else None)
+        page.goto(f"file://{path}#{state}")
+        return page
+
+    yield visit
+    for context in contexts:
+        context.close()
+    assert problems == []
+
+
+def table(page) -> list[dict[str, str]]:
+    """The rows of the first table, by the names of its columns."""
+    names, *rows = page.evaluate(
+        "[...document.querySelector('#rows table').rows].map((row) => [...row.cells].map((cell) => cell.textContent))"
+    )
+    return [dict(zip((re.sub(" [▲▼]$", "", name) for name in names), row, strict=True)) for row in rows]
+
+
+def charts(page, section: str) -> list[dict]:
+    """Caption, machines and bars or points of each chart of a section."""
+    return page.evaluate(
+        """(id) => [...document.querySelectorAll(`#${id} figure`)].map((figure) => ({
+             caption: figure.querySelector("figcaption").textContent,
+             description: figure.querySelector("desc").textContent,
+             machines: [...new Set([...figure.querySelectorAll("[data-machine]"), figure].map((e) => e.dataset.machine))],
+             bars: figure.querySelectorAll(".bar").length,
+             series: [...figure.querySelectorAll(".series")].map((line) => line.querySelectorAll("path").length),
+           }))""",
+        section,
+    )
+
+
+def downloaded(page) -> list[dict[str, str]]:
+    with page.expect_download() as started:
+        page.get_by_role("button", name="Download CSV").first.click()
+    return list(csv.DictReader(io.StringIO(started.value.path().read_text(encoding="utf-8"))))
+
+
+def pick(page, facet: str, *values: str) -> None:
+    """Open a filter, tick values, close it."""
+    page.locator(f"#facet-{facet} summary").click()
+    for value in values:
+        page.locator(f"#facet-{facet} label", has=page.locator(f"input[value='{value}']")).click()
+    page.keyboard.press("Escape")
+
+
+def size_of(row) -> str:
+    return f"[{', '.join(map(str, row.size))}]" if row.size else ""
+
+
+def test_filters_choose_rows_and_charts_and_stand_in_the_address(visit, built):
+    page = visit(built)
+    speeds = [row for row in load() if row.kind == "speed"]
+    assert len(table(page)) == len(speeds)
+    pick(page, "op", "quantize", "dequantize")
+    pick(page, "library", "torchao")
+    pick(page, "size", "[8192, 8192]")
+    wanted = [
+        r for r in speeds if r.op in ("quantize", "dequantize") and r.library == "torchao" and size_of(r) == "[8192, 8192]"
+    ]
+    assert wanted and Counter((r["op"], r["format"]) for r in table(page)) == Counter((r.op, r.format) for r in wanted)
+    shown = charts(page, "throughput")
+    assert {chart["caption"].split(",")[0] for chart in shown} == {"quantize", "dequantize"}
+    assert sum(chart["bars"] for chart in shown) == len(wanted)
+    assert page.locator("#status").text_content() == f"{len(wanted)} of {len(speeds)} rows, 1 device"
+    assert {row["size"] for row in table(visit(built, "size=[16, 2048]"))} == {"[16, 2048]"}
+    again = visit(built, page.evaluate("location.hash.slice(1)"))
+    assert table(again) == table(page) and charts(again, "throughput") == shown
+    again.get_by_role("button", name="Clear filters").click()
+    assert len(table(again)) == len(speeds)
+
+
+def test_a_bar_says_throughput_and_share_of_the_ceiling(visit, built):
+    page = visit(built, "op=quantize&format=nvfp4&library=mxref triton&size=[8192, 8192]")
+    (entry,) = [
+        e
+        for e in entries(RESULTS / "elementwise-h200.json")
+        if (e["op"], e["format"], e["library"], e["size"]) == ("quantize", "nvfp4", "mxref", [8192, 8192])
+    ]
+    rate = 8192 * 8192 * (2 + 4.5 / 8) / entry["ms"] / 1e9
+    (chart,) = charts(page, "throughput")
+    assert chart["description"] == f"nvfp4 · mxref triton: {rate:.3g} TB/s, {entry['of_a_copy']:.2f}"
+    bar, mark = page.evaluate(
+        "[document.querySelector('.bar rect').width.baseVal.value,"
+        " document.querySelector('.bar line').x1.baseVal.value - document.querySelector('.bar rect').x.baseVal.value]"
+    )
+    assert bar / mark == pytest.approx(entry["of_a_copy"], rel=1e-4)
+    page.get_by_label("Measure").select_option("time")
+    assert f"{1e3 * entry['ms']:.3g} µs" in charts(page, "throughput")[0]["description"]
+    page.get_by_label("Measure").select_option("share")
+    assert f": {entry['of_a_copy']:#.3g}" in charts(page, "throughput")[0]["description"]
+
+
+def test_products_show_operations_against_cublas(visit, sample):
+    page = visit(sample[0], "op=matmul&format=mxfp8_e4m3&machine=NVIDIA Test")
+    (chart,) = charts(page, "throughput")
+    assert "mxfp8_e4m3 · mxref triton: 2.1 GFLOP/s, 0.50" in chart["description"]
+    assert "rows 0: codes differ" in chart["description"]
+    page = visit(sample[0], "op=moe_experts&library=mxref triton&size=[1]&machine=NVIDIA Test")
+    assert "mxref triton: 4 GB/s, 0.50" in charts(page, "throughput")[0]["description"]  # a megabyte in a quarter of a ms
+    page.get_by_label("Measure").select_option("operations")
+    assert "mxref triton: 2 TFLOP/s, 0.50" in charts(page, "throughput")[0]["description"]
+    assert charts(visit(sample[0], "op=moe_experts&machine=NVIDIA Test"), "sweep")[0]["series"] == [2, 2]
+
+
+def test_other_libraries_are_compared_within_a_run(visit, built):
+    state = "op=dequantize&format=mxfp8_e4m3&size=[8192, 8192]"
+    page = visit(built, state)
+    ms = {
+        e["library"]: e["ms"]
+        for e in entries(RESULTS / "elementwise-h200.json")
+        if (e["op"], e["format"], e["size"]) == ("dequantize", "mxfp8_e4m3", [8192, 8192])
+    }
+    (chart,) = charts(page, "ratios")
+    assert f"mxfp8_e4m3 · torchao: {ms['mxref'] / ms['torchao']:#.3g} ×" in chart["description"]
+    page.get_by_label("Compare with").select_option("torchao")
+    (chart,) = charts(page, "ratios")
+    assert f"mxfp8_e4m3 · mxref triton: {ms['torchao'] / ms['mxref']:#.3g} ×" in chart["description"]
+
+
+def test_the_csv_is_the_rows_that_are_shown_with_every_digit(visit, built):
+    def key(op, format, dtype, library, recipe, size, detail, record, **_):
+        return op, format, dtype, library, recipe, size, detail, record
+
+    page = visit(built)
+    page.get_by_role("button", name="library", exact=True).click()
+    page.get_by_role("button", name=re.compile("^library")).click()
+    libraries = [row["library"] for row in table(page)]
+    assert libraries == sorted(libraries, reverse=True) and len(set(libraries)) > 3
+    page.get_by_role("button", name="ms", exact=True).click()
+    shown, exact = table(page), downloaded(page)
+    times = [float(row["ms"]) for row in exact if row["ms"]]
+    assert times == sorted(times) and [bool(row["ms"]) for row in exact] == [True] * len(times) + [False] * (
+        len(exact) - len(times)
+    )
+    assert len(shown) == len(exact) and list(shown[0]) == list(exact[0])
+    records = {
+        key(r.op, r.format, r.dtype, r.library, r.recipe, size_of(r), r.detail, r.run.record): r
+        for r in load()
+        if r.kind == "speed"
+    }
+    for row, cells in zip(exact, shown, strict=True):
+        record = records.pop(key(**row))
+        assert row["ms"] == "" if "ms" not in record.values else float(row["ms"]) == record.values["ms"]
+        assert row["ceiling_ms"] == "" or float(row["ceiling_ms"]) == record.values["ceiling_ms"]
+        assert (row["commit"], row["date"], row["machine"]) == (record.run.commit, record.run.date, record.run.machine)
+        for name, text in cells.items():
+            number = name in ("ms", "GB/s", "TFLOP/s", "ceiling_ms", "of the ceiling") and text
+            assert float(text) == pytest.approx(float(row[name]), rel=5e-4) if number else text == row[name], name
+    assert not records
+    page.evaluate("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+    page.get_by_role("button", name="Copy as CSV").click()
+    assert list(csv.DictReader(io.StringIO(page.evaluate("window.copied")))) == exact
+    assert page.locator("#status").text_content() == f"{len(exact)} rows copied as CSV"
+
+
+def test_two_devices_are_never_in_one_chart(visit, sample):
+    page = visit(sample[0], "all=throughput&all=ratios&all=sweep&all=history")
+    machines = {row.run.machine for row in load(sample[1]) if row.kind == "speed"}
+    assert page.locator("#machines").is_visible()
+    assert len(machines) > 3 and all(machine in page.locator("#machines").text_content() for machine in machines)
+    shown = [chart for section in ("throughput", "ratios", "sweep") for chart in charts(page, section)]
+    assert all(len(chart["machines"]) == 1 and chart["machines"][0] in chart["caption"] for chart in shown)
+    assert {chart["machines"][0] for chart in shown} == machines
+    count = page.locator("figure").count()
+    refused = page.evaluate(
+        """() => {
+          const two = ["NVIDIA H200", "NVIDIA Test"].map((machine) => ROWS.find((row) => row.machine === machine));
+          const said = (draw) => { try { draw(); } catch (error) { return error.message; } };
+          const points = two.map((row, place) => ({ row, place, value: 1, ceiling: null }));
+          return [
+            said(() => barChart(document.body, "x", two.map((row) => ({ row, value: 1, text: "" })))),
+            said(() => lineChart(document.body, "x", ["a", "b"], [{ label: "one line", points }], "")),
+            said(() => lineChart(document.body, "x", ["a", "b"], points.map((p) => ({ label: "two", points: [p] })), "")),
+          ];
+        }"""
+    )
+    assert refused == ["refused: one chart of 2 machines: NVIDIA H200; NVIDIA Test"] * 3
+    assert page.locator("figure").count() == count
+    page = visit(sample[0], "machine=NVIDIA H200&all=throughput")
+    assert {chart["machines"][0] for chart in charts(page, "throughput")} == {"NVIDIA H200"}
+    assert page.locator("#machines").is_hidden()
+
+
+def test_history_is_drawn_from_commits(visit, built, sample):
+    found = history()
+    if not found.missing:
+        versions = [v for v in found.versions if v.record == "elementwise-h200.json"]
+        page = visit(built, "op=qdq&machine=NVIDIA H200&size=[8192, 8192]&library=mxref triton&format=nvfp4")
+        assert [chart["series"] for chart in charts(page, "history")] == ([[len(versions)]] if len(versions) > 1 else [])
+    page = visit(sample[0])
+    assert charts(page, "history") == []
+    assert "no git history where this was built" in page.locator("#history-note").text_content()
+
+
+def test_conformance_stands_beside_the_speed(visit, built):
+    page = visit(built, "show=conformance")
+    cells = page.evaluate("[...document.querySelectorAll('#matrix td.cell span')].map((e) => e.textContent)")
+    totals = Counter()
+    for cell in cells:
+        if found := re.fullmatch(r". (\d+) (passed|failed|known|refused)", cell):
+            totals[found[2]] += int(found[1])
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in RESULTS.glob("conformance-*.json")]
+    for outcome in ("passed", "failed", "known", "refused"):
+        assert totals[outcome] == sum(record[outcome] for record in records), outcome
+    reasons = {reason for record in records for row in record["rows"] for reason in row["reasons"]}
+    shown = page.locator("#matrix").text_content()
+    assert all(reason in shown for reason in reasons)
+    (share,) = [
+        e["of_a_copy"]
+        for e in entries(RESULTS / "elementwise-h200.json")
+        if (e["op"], e["format"], e["library"], e["size"]) == ("quantize", "mxfp4", "mxref", [8192, 8192])
+    ]
+    assert table(visit(built, "show=conformance&size=[16, 2048]")) == table(page)  # cases have no size
+    row = page.locator("#matrix tr", has=page.get_by_role("cell", name="quantize", exact=True))
+    row = row.filter(has=page.get_by_role("cell", name="mxfp4", exact=True)).first
+    assert f"bfloat16 [8192, 8192]: {share:.2f} of torch copy" in row.text_content()
+    counts = table(visit(built, "op=quantize&format=mxfp4&library=mxref triton"))[0]["conformance"]
+    assert counts and counts in row.text_content()
+
+
+def test_everything_else_has_a_table_for_each_record(visit, built):
+    page = visit(built, "show=other")
+    counts = Counter(row.run.record for row in load() if row.kind == "other")
+    shown = page.evaluate(
+        "[...document.querySelectorAll('#rows table')].map((t) => [t.caption.textContent, t.tBodies[0].rows.length])"
+    )
+    assert dict(shown) == counts
+
+
+def test_the_keyboard_alone_is_enough(visit, built):
+    page = visit(built)
+    focused = "document.activeElement.closest('details')?.id || document.activeElement.id || document.activeElement.name"
+    for _ in range(20):
+        page.keyboard.press("Tab")
+        if page.evaluate(focused) == "facet-op":
+            break
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    first = page.evaluate("document.activeElement.value")
+    page.keyboard.press("Space")
+    assert page.evaluate("document.activeElement.value") == first and {row["op"] for row in table(page)} == {first}
+    page.keyboard.press("Escape")
+    assert page.evaluate("document.activeElement.textContent") == f"Op: {first}"
+    assert not page.evaluate("document.querySelector('#facet-op').open")
+    page.locator("#show input[value=speed]").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#matrix").is_visible() and page.evaluate("document.activeElement.value") == "conformance"
+    page.locator("#skip").focus()
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "h-rows"
+    page.locator("#clear").focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="passed", exact=True).focus()
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.closest('th').ariaSort") == "ascending"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.closest('th').ariaSort") == "descending"
+
+
+def test_every_control_and_chart_has_a_name(visit, built):
+    page = visit(built)
+    assert page.evaluate("[...document.querySelectorAll('input, select')].filter((e) => !e.labels.length).length") == 0
+    assert page.evaluate("[...document.querySelectorAll('fieldset')].filter((e) => !e.querySelector('legend')).length") == 0
+    assert page.evaluate(
+        """[...document.querySelectorAll("svg[role=img]")].every((svg) =>
+             svg.getAttribute("aria-labelledby").split(" ").every((id) => document.getElementById(id).textContent))"""
+    )
+    ids = page.evaluate("[...document.querySelectorAll('[id]')].map((e) => e.id)")
+    assert len(ids) == len(set(ids))
+    assert page.evaluate("document.querySelectorAll('.scroll:not([tabindex][role=region][aria-label])').length") == 0
+
+
+def contrast(page, selector: str) -> float:
+    """Of the text of an element with the page's paper, as WCAG counts it."""
+    style = "getComputedStyle(document.querySelector(name))"
+    colours = (
+        page.evaluate(f"(name) => {style}.color", selector),
+        page.evaluate(f"(name) => {style}.backgroundColor", "body"),
+    )
+
+    def luminance(colour: str) -> float:
+        parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+        red, green, blue = (c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    low, high = sorted(map(luminance, colours))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("scheme, other", [("light", "dark"), ("dark", "light")])
+def test_light_and_dark(visit, built, scheme, other):
+    page = visit(built, color_scheme=scheme)
+    paper = "getComputedStyle(document.body).backgroundColor"
+    first = page.evaluate(paper)
+    for selector in ("body", "section > p", "#status", "figcaption small"):
+        assert contrast(page, selector) >= 4.5, selector  # WCAG AA
+    page.get_by_label("Theme").select_option(other)
+    assert page.evaluate(paper) != first and contrast(page, "section > p") >= 4.5
+    page.reload()
+    assert page.evaluate(paper) != first
+    page.get_by_label("Theme").select_option("auto")
+    assert page.evaluate(paper) == first
+
+
+@pytest.mark.parametrize("show", ["speed", "conformance", "other"])
+def test_a_phone_scrolls_down_only(visit, sample, show):
+    page = visit(sample[0], f"show={show}&all=throughput&all=sweep&all=ratios", width=375)
+    assert page.evaluate("document.documentElement.scrollWidth") == 375
+    page.locator("#facet-library summary").click()
+    assert page.evaluate("document.documentElement.scrollWidth") == 375
+    sizes = page.evaluate("[...document.querySelectorAll('svg text')].map((e) => parseFloat(getComputedStyle(e).fontSize))")
+    assert min(sizes, default=11) >= 11
+    wide = page.evaluate(
+        "[...document.querySelectorAll('figure > svg')].filter((e) => e.viewBox.baseVal.width > e.clientWidth + 1).length"
+    )
+    assert wide == 0  # drawn at the width that it has: its text is not shrunk
