@@ -337,9 +337,9 @@ def main() -> int:
         except Exception:
             traceback.print_exc()
         torch.cuda.empty_cache()
-    if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump({**environment("cuda", arguments.commit), "layers": LAYERS, "rows": found}, file, indent=1)
+        if arguments.json:
+            with open(arguments.json, "w") as file:
+                json.dump({**environment("cuda", arguments.commit), "layers": LAYERS, "rows": found}, file, indent=1)
     return 0
 
 

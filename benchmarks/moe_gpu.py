@@ -39,41 +39,14 @@ TOKENS = (1, 4, 16, 64, 256, 1024, 4096)
 ROUTINGS, SETS = 12, 3  # that are rotated: the weights that are met are more than a cache holds
 CACHE_BYTES = 256 << 20
 FEW_SHAPES = (
-    (32, 1, 4),
-    (64, 1, 1),
-    (64, 1, 2),
-    (64, 1, 3),
-    (64, 2, 2),
-    (128, 1, 1),
-    (128, 1, 3),
-    (128, 2, 1),
-    (128, 2, 2),
-    (128, 2, 3),
-    (128, 4, 1),
-    (128, 4, 2),
-    (128, 4, 3),
-    (256, 2, 2),
-    (256, 4, 1),
-    (256, 4, 2),
-    (256, 4, 3),
-    (256, 8, 2),
-    (512, 4, 2),
-    (512, 8, 1),
-    (512, 8, 2),
-)  # K, warps, stages
+    (32, 1, 4), (64, 1, 1), (64, 1, 2), (64, 1, 3), (64, 2, 2), (128, 1, 1), (128, 1, 3), (128, 2, 1), (128, 2, 2),
+    (128, 2, 3), (128, 4, 1), (128, 4, 2), (128, 4, 3), (256, 2, 2), (256, 4, 1), (256, 4, 2), (256, 4, 3), (256, 8, 2),
+    (512, 4, 2), (512, 8, 1), (512, 8, 2),
+)  # fmt: skip  # K, warps, stages
 MANY_SHAPES = (
-    (64, 16, 4, 3),
-    (64, 32, 4, 3),
-    (64, 64, 4, 3),
-    (128, 16, 4, 3),
-    (128, 32, 4, 3),
-    (128, 64, 4, 3),
-    (128, 64, 4, 4),
-    (128, 64, 8, 3),
-    (128, 128, 8, 3),
-    (64, 32, 4, 5),
-    (128, 32, 4, 5),
-)  # rows, slots, warps, stages
+    (64, 16, 4, 3), (64, 32, 4, 3), (64, 64, 4, 3), (128, 16, 4, 3), (128, 32, 4, 3), (128, 64, 4, 3), (128, 64, 4, 4),
+    (128, 64, 8, 3), (128, 128, 8, 3), (64, 32, 4, 5), (128, 32, 4, 5),
+)  # fmt: skip  # rows, slots, warps, stages
 
 
 @dataclass(frozen=True)
@@ -357,6 +330,12 @@ def main() -> int:
         pool.map(compile_one, tried, chunksize=1)
     print(f"{len(tried)} compiled", flush=True)
     rows, failed = [], 0
+
+    def save() -> None:
+        if arguments.json:
+            with open(arguments.json, "w") as file:
+                json.dump({**environment("cuda", arguments.commit), "dtype": "bfloat16", "rows": rows}, file, indent=1)
+
     for model in models:
         try:
             for count in (1, 5, 48, 130):
@@ -379,9 +358,7 @@ def main() -> int:
             for row in work:
                 rows.append(row)
                 print(shown(row), flush=True)
-    if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump({**environment("cuda", arguments.commit), "dtype": "bfloat16", "rows": rows}, file, indent=1)
+            save()
     return failed
 
 
