@@ -256,11 +256,12 @@ def _functions(data: dict, run: Run) -> Iterator[Row]:
 
 
 def _evaluation(data: dict, run: Run) -> Iterator[Row]:
+    who = f"mxref {(data.get('backends') or ['reference'])[0]}"
     for row in data["rows"]:
         formats = " ".join(dict.fromkeys((row["weights"], row["activations"])))
         values = {name: value for name, value in row.items() if name != "recipe"}
         yield Row(
-            run, OTHER, "eval", formats, "-", "mxref reference", row["recipe"] or "", detail=f"model {data['model']}",
+            run, OTHER, "eval", formats, "-", who, row["recipe"] or "", detail=f"model {data['model']}",
             values=_known(values),
         )  # fmt: skip
 

@@ -194,6 +194,12 @@ def evaluate_command(
     device: Annotated[
         str | None, typer.Option(help="Torch device, such as cpu or cuda (default: where the model loads).")
     ] = None,
+    backend: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Whose kernels compute, such as triton (default: the reference).")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Run the reference beside the backend and compare every bit.")
+    ] = False,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of stochastic recipes.")] = None,
     json_file: JsonOption = None,
     csv_file: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the rows as CSV.")] = None,
@@ -220,7 +226,10 @@ def evaluate_command(
         asked["activations"] = ["none"]
     elif activations is not None:
         asked["activations"] = _names(activations)
-    with _usage_errors(), _quiet_transformers(), _progress_bar("windows") as on_progress:
+    if check and backend is None:
+        _fail("--check: expected a --backend to compare with the reference")
+    computing = mxref.use(*[backend] if backend else [], check=check)
+    with _usage_errors(), computing, _quiet_transformers(), _progress_bar("windows") as on_progress:
         try:
             report = evaluation(
                 model,
@@ -239,6 +248,8 @@ def evaluate_command(
                 on_progress=on_progress,
                 **{name: value for name, value in asked.items() if value is not None},
             )
+        except AssertionError as difference:
+            _fail(str(difference), NEGATIVE)
         except KeyboardInterrupt:
             _fail("interrupted before the first row had finished", INTERRUPTED)
     _write_report(report, json_file, csv_file, plot_file)

@@ -174,6 +174,16 @@ def explain_dispatch(op: str | Callable, *args, **kwargs) -> Dispatch:
     return Dispatch(name, REFERENCE if kernel is None else kernel.backend, tuple(refusals))
 
 
+def selected() -> tuple[str, ...]:
+    """The backends that ops are sent to at present; none: the reference.
+
+    >>> with use():
+    ...     selected()
+    ()
+    """
+    return _SELECTION.get().backends
+
+
 def backends() -> tuple[str, ...]:
     """Names of the backends that installed packages offer."""
     return tuple(sorted({backend for _, backend in _offers()}))

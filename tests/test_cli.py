@@ -15,10 +15,12 @@ import pytest
 pytest.importorskip("typer")
 pytest.importorskip("transformers")
 
+import torch
 from tiny_models import TEXT, tiny_model, tiny_tokenizer
 from typer.testing import CliRunner
 
 import mxref
+from mxref import registry
 from mxref.cli import app
 
 FORMATS = list(mxref.BLOCK_FORMATS)
@@ -100,6 +102,26 @@ def test_eval_passes_its_options_on(evaluate):
     assert data["text"] == "text.txt"
 
 
+def test_eval_says_whose_kernels_were_asked_and_ends_with_1_where_their_bits_differ(monkeypatch, directory):
+    arguments = ["eval", str(directory / "model"), "--text", str(directory / "text.txt"), "--window", "16", "--tokens", "64"]
+    arguments += ["--formats", "mxfp4", "--weights-only", "--backend", "other", "--check", "--json", "-"]
+    wrong = False
+
+    def dequantize(q, *others, **options):
+        with mxref.use():
+            values = mxref.dequantize(q, *others, **options)
+            return values + 1 if wrong else values
+
+    ours = registry.Kernel("dequantize", "other", dequantize, "bitexact", ("cpu",), (torch.uint8,))
+    monkeypatch.setattr(registry, "_offers", lambda: {("dequantize", "other"): None})
+    monkeypatch.setattr(registry, "kernel", lambda op, backend: ours if op == "dequantize" else None)
+    result = CliRunner().invoke(app, arguments)
+    assert (result.exit_code, json.loads(result.stdout)["backends"]) == (0, ["other"])
+    wrong = True
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 1 and "dequantize.other differs" in result.stderr
+
+
 @pytest.mark.parametrize(
     "options, message",
     [
@@ -117,6 +139,8 @@ def test_eval_passes_its_options_on(evaluate):
         (("--text", "no-such.txt"), "text='no-such.txt': cannot be read"),
         (("--tokenizer", "./no-such"), "tokenizer='./no-such': no such directory"),
         (("--device", "nosuch"), "device='nosuch'"),
+        (("--backend", "nosuch"), "nosuch"),
+        (("--check",), "--check: expected a --backend to compare with the reference"),
     ],
 )
 def test_eval_refuses_bad_usage_in_one_line(evaluate, options, message):

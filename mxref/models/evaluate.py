@@ -22,6 +22,7 @@ from mxref.models.report import EvaluationReport, EvaluationRow
 from mxref.models.sources import Source, open_source, open_tokenizer
 from mxref.models.swap import experts_implementation, find_experts, quantize_weights, quantized
 from mxref.recipes import Recipe, resolve_recipe
+from mxref.registry import selected
 
 WINDOW = 128  # tokens
 TOKENS = 24_576  # of the text, from its start
@@ -172,6 +173,7 @@ def evaluate(
         machine=_machine(device),
         versions=_versions(),
         against=None if other is None else other.name,
+        backends=selected(),
     )
 
 

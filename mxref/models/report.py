@@ -88,7 +88,8 @@ class EvaluationRow:
 class EvaluationReport:
     """The rows of an evaluation, the baseline first, and what they were measured on.
 
-    `complete` is False if it was interrupted; the rows are then those that had finished.
+    `complete` is False if it was interrupted; the rows are then those that had finished. `backends`: whose kernels were
+    asked first; none: the reference answered.
     """
 
     model: str
@@ -108,6 +109,7 @@ class EvaluationReport:
     machine: Mapping[str, str]
     versions: Mapping[str, str]
     against: str | None = None
+    backends: tuple[str, ...] = ()
 
     @property
     def unit(self) -> str:
