@@ -29,6 +29,7 @@ from test_checkpoints import DATA, FOUND, copy, label, shard
 import mxref
 from mxref.checkpoints import CheckpointError, convert_checkpoint, inspect_checkpoint, load_checkpoint
 from mxref.checkpoints.files import INDEX, Shards
+from mxref.checkpoints.recode import measure
 from mxref.checkpoints.writers import ACTIVATIONS, FLOATS, Scheme, placed
 
 QUANTIZED = [path for path in FOUND if not path.name.startswith("base")]
@@ -238,6 +239,27 @@ def test_an_input_scale_without_a_reciprocal_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="input scale 0.0 has no reciprocal"):
         convert_checkpoint(path, tmp_path / "out", to="modelopt")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("odd", [None, torch.nan, torch.inf, -torch.inf])
+def test_losses_are_those_of_numpy_in_float64_whatever_pieces_they_are_taken_in(odd):
+    """137 * 1536 values are three pieces and a rest; special ones lie in the last."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(137, 1536, generator=generator).bfloat16()
+    if odd is not None:
+        x[-1, -3] = odd
+    x[0, :7] = torch.tensor([0.0, -0.0, 1.0, 1.5, 1e-30, 3.0, 6.0])
+    q = mxref.quantize(x, "mxfp4", recipe="ocp_even")
+    loss = measure(x, q)
+    a, b = x.double().numpy(), mxref.dequantize(q).double().numpy()
+    finite = np.isfinite(a) & np.isfinite(b)
+    squared = ((a - b)[finite] ** 2).sum()
+    assert loss.elements == a.size and loss.blocks == q.scales.numel()
+    assert loss.changed == ((a != b) & ~(np.isnan(a) & np.isnan(b))).sum()
+    appears = bool((np.isfinite(a) & ~np.isfinite(b)).any())
+    assert loss.max_error == (np.inf if appears else np.abs((a - b)[finite]).max()) and appears == (odd is not None)
+    assert loss.squared_error == pytest.approx(squared, rel=1e-11)
+    assert loss.squared == pytest.approx((a[np.isfinite(a)] ** 2).sum(), rel=1e-11)
 
 
 # block scales of another kind

@@ -17,7 +17,7 @@ from mxref.formats import BlockFormat
 from mxref.orders import DECODE_ORDERS
 from mxref.recipes import Recipe
 
-_CHUNK = 1 << 18  # elements that are compared at a time
+_DECODED, _CHUNK = 1 << 20, 1 << 16  # elements that are decoded, and compared, at a time; float32 counts the latter exactly
 _NEIGHBOURS = 2  # float32 steps to either side of a reciprocal that are tried
 
 Matrix = BlockTensor | torch.Tensor
@@ -109,42 +109,62 @@ def unchanged(target: BlockTensor) -> Loss:
 
 def measure(source: Matrix, target: Matrix, outside: int | None = None) -> Loss:
     """What `target` lost of `source`, both `[N, K]`; `outside` if it is known already."""
-    total = Loss(outside=outside or 0)
-    rows = max(1, _CHUNK // max(source.shape[-1], 1))
+    total = Loss(blocks=target.scales.numel() if isinstance(target, BlockTensor) else 0, outside=outside or 0)
+    looks_outside = outside is None and isinstance(target, BlockTensor) and bool(_at_end(target).any())
+    rows, comparison = max(1, _DECODED // max(source.shape[-1], 1)), _Comparison()
     for start in range(0, source.shape[0], rows):
         part = slice(start, start + rows)
-        a, b = _values(source[part]), _values(target[part])
-        found = _compare(a, b)
-        if outside is None and isinstance(target, BlockTensor):
-            found = replace(found, outside=_outside(a, target[part]))
-        total = total + found
-    return replace(total, blocks=target.scales.numel() if isinstance(target, BlockTensor) else 0)
+        a = dequantize(source[part]) if isinstance(source, BlockTensor) else source[part]
+        b = _values(target[part])
+        for x, y in zip(a.flatten().split(_CHUNK), b.flatten().split(_CHUNK)):
+            total = total + comparison(x, y)
+        if looks_outside:
+            total = total + Loss(outside=_outside(a.float(), target[part]))
+    return total
 
 
 def _values(matrix: Matrix) -> torch.Tensor:
     return dequantize(matrix) if isinstance(matrix, BlockTensor) else matrix.float()
 
 
-def _compare(a: torch.Tensor, b: torch.Tensor) -> Loss:
-    difference = a - b
-    changed = difference != 0
-    largest = difference.abs().amax().item() if difference.numel() else 0.0
-    if not largest < torch.inf:  # NaN and Inf: those that stay are no change, those that appear are an infinite error
-        finite = a.isfinite() & b.isfinite()
-        same = (a == b) | (a.isnan() & b.isnan())
-        appears = bool((a.isfinite() & ~b.isfinite()).any())
-        changed = changed & ~same
-        difference, a = difference.where(finite, 0.0), a.where(a.isfinite(), 0.0)
-        largest = torch.inf if appears else difference.abs().amax().item()
-    wide = [part.double().flatten() for part in (difference, a)]
-    squares = [torch.dot(part, part).item() for part in wide]
-    return Loss(a.numel(), int(changed.count_nonzero()), largest, *squares)
+class _Comparison:
+    """The loss of up to `_CHUNK` values; all that it writes is memory of its own, which stays in cache."""
+
+    def __init__(self):
+        self._float32, self._float64 = torch.empty(2, _CHUNK), torch.empty(_CHUNK, dtype=torch.float64)
+
+    def __call__(self, a: torch.Tensor, b: torch.Tensor) -> Loss:
+        """Of float32 `b`, where `a` was the value in any dtype; squares are summed in float64."""
+        if not a.numel():
+            return Loss()
+        x, difference = self._float32[:, : a.numel()]
+        torch.sub(x.copy_(a), b, out=difference)
+        squares = self._squared(difference), self._squared(x)
+        largest = difference.abs_().amax().item()
+        if not largest < torch.inf:
+            return _compare_not_finite(x, b)
+        changed = difference.sign_()
+        return Loss(a.numel(), int(torch.dot(changed, changed).item()), largest, *squares)
+
+    def _squared(self, x: torch.Tensor) -> float:
+        wide = self._float64[: x.numel()].copy_(x)
+        return torch.dot(wide, wide).item()
+
+
+def _compare_not_finite(a: torch.Tensor, b: torch.Tensor) -> Loss:
+    """Where there is NaN or Inf: what stays is no change, what appears is an infinite error."""
+    finite = a.isfinite() & b.isfinite()
+    same = (a == b) | (a.isnan() & b.isnan())
+    difference = (a - b).where(finite, 0.0).double()
+    appears = bool((a.isfinite() & ~b.isfinite()).any())
+    largest = torch.inf if appears else difference.abs().amax().item()
+    squares = [part.square().sum().item() for part in (difference, a.where(a.isfinite(), 0.0).double())]
+    return Loss(a.numel(), int((~same).count_nonzero()), largest, *squares)
 
 
 def _outside(a: torch.Tensor, q: BlockTensor) -> int:
     """Blocks of float32 `a` that `q` cannot hold: where its scale is at an end of its range, looked at one by one."""
-    size, scale = q.format.block_size, q.format.scale
-    at_end = (q.scales == 0) | (q.scales == scale.max_code)
+    size, scale, at_end = q.format.block_size, q.format.scale, _at_end(q)
     if not at_end.any():
         return 0
     padded = torch.nn.functional.pad(a, (0, -a.shape[-1] % size)).unflatten(-1, (-1, size))[at_end]
@@ -154,6 +174,11 @@ def _outside(a: torch.Tensor, q: BlockTensor) -> int:
     half_step = (element.max - element.positive[-2]) / 2
     saturated = amax.double() * element.max > kept.double() * (element.max + half_step)
     return int(((amax > 0) & ((kept == 0) | ((q.scales[at_end] == scale.max_code) & saturated))).sum())
+
+
+def _at_end(q: BlockTensor) -> torch.Tensor:
+    """Which blocks have the smallest or the largest scale."""
+    return (q.scales == 0) | (q.scales == q.format.scale.max_code)
 
 
 def turned(parts: Sequence[BlockTensor], recipe: Recipe) -> list[BlockTensor]:
