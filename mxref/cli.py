@@ -655,7 +655,8 @@ def _findings_table(findings: Sequence["Finding"]) -> Table:
 def convert_command(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="Checkpoint directory, or a .safetensors file.")],
     to: Annotated[
-        str, typer.Option(metavar="DIALECT", help="compressed-tensors, modelopt, quark, gpt-oss, or plain for floats.")
+        str,
+        typer.Option(metavar="DIALECT", help="compressed-tensors, modelopt, quark, gpt-oss, torchao, or plain for floats."),
     ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Directory to write; it must not exist.")],
     format: Annotated[

@@ -501,9 +501,9 @@ REFUSED = {
     "unknown dialect": (
         BASE,
         dict(to="awq"),
-        "to='awq': expected one of plain, compressed-tensors, modelopt, quark, gpt-oss",
+        "to='awq': expected one of plain, compressed-tensors, modelopt, quark, gpt-oss, torchao",
     ),
-    "not written": (BASE, dict(to="torchao", format="mxfp4"), "is read but not written"),
+    "inputs as they are": (BASE, dict(to="torchao", format="mxfp4", activations=None), "can say mxfp4"),
     "no format": (BASE, dict(to="quark"), "the source holds floats: expected one of nvfp4, mxfp4"),
     "format of another dialect": (
         BASE,
@@ -612,6 +612,50 @@ def test_modelopt_reads_what_is_written(source, format, tmp_path):
         stored = kinds[format](torch.Size(q.shape), torch.float32, found[name])
         values = stored.dequantize(torch.float32, **scales, block_sizes={-1: q.format.block_size})
         assert_same_bits(values + 0.0, mxref.dequantize(q) + 0.0, name)  # it reads NVFP4's -0 as +0
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="torchao is not installed")
+@pytest.mark.parametrize("format", ["mxfp4", "mxfp8_e4m3", "mxfp8_e5m2"])
+@pytest.mark.parametrize("source,size", [(BASE, 10**9), (CT, 10**9), (BASE, 3000)], ids=["floats", "nvfp4", "shards"])
+def test_torchao_reads_what_is_written(source, size, format, tmp_path):
+    from torchao.prototype.safetensors.safetensors_support import unflatten_tensor_state_dict
+    from torchao.prototype.safetensors.safetensors_utils import is_metadata_torchao
+
+    convert_checkpoint(source, tmp_path / "out", to="torchao", format=format, shard_size=size)
+    left, weights = {}, {}
+    for file in sorted((tmp_path / "out").glob("*.safetensors")):
+        with safe_open(file, "pt") as opened:
+            metadata = opened.metadata()
+        assert is_metadata_torchao(metadata)
+        found, left = unflatten_tensor_state_dict(left | load_file(file), metadata)  # as transformers, file after file
+        weights |= found
+    ours = load_checkpoint(tmp_path / "out")
+    assert set(weights) == set(ours) and not left and ours.scheme == f"w_{format}_a_{format}"
+    for name in ours:
+        if name in ours.quantized:
+            theirs = weights[name]
+            assert theirs.act_quant_kwargs.elem_dtype == theirs.elem_dtype and theirs.is_swizzled_scales
+            assert_same_bits(theirs.dequantize(torch.float32), mxref.dequantize(ours[name].tensor), name)
+        else:
+            assert_same_bits(weights[name], ours[name], name)
+
+
+def test_torchaos_own_file_is_written_as_it_was(tmp_path):
+    """But for names: its header lists experts that are one stack in memory, its file holds them apart."""
+    source = DATA / "torchao-mxfp4-qwen3moe"
+    convert_checkpoint(source, tmp_path / "out", to="torchao")
+    expected, found = load_file(source / "model.safetensors"), tensors(tmp_path / "out")
+    assert set(found) == set(expected)
+    for name in expected:
+        assert found[name].dtype == expected[name].dtype and found[name].shape == expected[name].shape
+        assert_same_bits(found[name].view(torch.uint8), expected[name].view(torch.uint8), name)
+    headers = []
+    for path in (source, tmp_path / "out"):
+        with safe_open(path / "model.safetensors", "pt") as opened:
+            said = {name: json.loads(text) for name, text in opened.metadata().items() if name != "format"}
+        assert set(said["tensor_names"]) == set(said) - {"tensor_names"}
+        headers.append({name: said[name] for name in load_checkpoint(source).quantized})
+    assert headers[0] == headers[1] and config(source) == config(tmp_path / "out")
 
 
 # files

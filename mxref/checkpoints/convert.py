@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from mxref.checkpoints.dialects import DIALECTS, check_patterns
 from mxref.checkpoints.files import INDEX, WHOLE, Output, ShardWriter, read_json, write_json
 from mxref.checkpoints.plan import DEFAULT, Plan, Wish, make_plan
 from mxref.checkpoints.recode import Change
-from mxref.checkpoints.writers import FLOATS, NOT_WRITTEN, quantization_configs
+from mxref.checkpoints.writers import FLOATS, header_metadata, quantization_configs
 from mxref.formats import check_choice, check_number
 from mxref.recipes import Recipe
 
@@ -100,9 +101,7 @@ def convert_checkpoint(
     ValueError: nowhere: expected a checkpoint directory or a .safetensors file
     """
     path, out = Path(path), Path(out)
-    if to in NOT_WRITTEN:
-        raise ValueError(f"to={to!r} is read but not written: {NOT_WRITTEN[to]}")
-    check_choice("to", to, tuple(name for name in DIALECTS if name not in NOT_WRITTEN))
+    check_choice("to", to, tuple(DIALECTS))
     check_number("shard_size", shard_size, 1)
     checkpoint = load_checkpoint(path, dialect=dialect).streamed()
     _check_out(path, out, force)
@@ -117,7 +116,7 @@ def convert_checkpoint(
         raise OSError(f"{out}: {size:,} bytes are to be written where {free:,} are free")
     changes = []
     with _new_directory(out) as folder:
-        writer = ShardWriter(folder, outputs, shard_size)
+        writer = ShardWriter(folder, outputs, shard_size, partial(header_metadata, plan.scheme, plan.dtype))
         try:
             for done, job in enumerate(jobs, start=1):
                 tensors, changed = job.run({name: checkpoint[name] for name in job.sources})

@@ -104,6 +104,12 @@ class Plan:
         """The model_type of the config."""
         return self.checkpoint.config.get("model_type")
 
+    @property
+    def dtype(self) -> str:
+        """The config's dtype of what is not quantized; bfloat16 if it says none."""
+        named = [get(self.checkpoint.config, key) for key in ("dtype", "torch_dtype")]
+        return next((name for name in named if name in ("float32", "bfloat16", "float16")), "bfloat16")
+
     def jobs(self) -> list[Job]:
         """Every tensor of the source in one job, in the order of the files. Raises ValueError for what cannot be done."""
         groups: dict[str, list[Part]] = {}
@@ -559,7 +565,7 @@ def _activations(checkpoint: Checkpoint, to: str, format: str, asked: str | None
         has_inputs = all(checkpoint.stored[name].input_scale is not None for name in checkpoint.quantized)
         if given != "nvfp4" or has_inputs:
             return given
-    instead = known[0] if given is not None else None
+    instead = known[0] if given is not None or None not in known else None
     notes.append(
         f"the config says {given or 'nothing'} of activations, which {to} with {format} cannot say: "
         + (f"{instead} instead" if instead else "weights alone")
