@@ -467,7 +467,7 @@ def _number(text: str) -> float:
 def compare_command(
     source: Annotated[
         list[str],
-        typer.Argument(metavar="FILE|VALUES...", help="A .npy, .safetensors or .pt file, or numbers as in explain."),
+        typer.Argument(metavar="FILE|VALUES...", help="A .npy, .npz, .safetensors or .pt file, or numbers as in explain."),
     ],
     recipes: Annotated[str, typer.Option(metavar="A,B", help="The two recipes.")],
     format: Annotated[
@@ -698,9 +698,10 @@ def convert_command(
 ) -> None:
     """Convert a checkpoint between dialects, or quantize a model in floats.
 
-    Weights of the same format keep their codes and scales bit for bit; what changes is measured and shown. DIR appears
-    when it is whole, and not at all otherwise. Exit code 1: written, but blocks lie outside of what the target's scales
-    reach, or values are finite no longer; 2: nothing written.
+    Weights of the same format keep their codes and block scales bit for bit; a tensor scale that DIALECT divides by where
+    PATH multiplies, or the other way round, becomes the reciprocal that changes the fewest values. What changes is measured
+    and shown. DIR appears when it is whole, and not at all otherwise. Exit code 1: written, but blocks lie outside of what
+    the target's scales reach, or values are finite no longer; 2: nothing written.
     """
     from mxref.checkpoints import convert_checkpoint
 

@@ -70,6 +70,16 @@ def shown(value):
     return label(value) if isinstance(value, Path) else str(value)
 
 
+@pytest.fixture
+def convert():
+    pytest.importorskip("typer")
+    from typer.testing import CliRunner
+
+    from mxref.cli import app
+
+    return lambda *arguments: CliRunner().invoke(app, ["convert", *map(str, arguments)])
+
+
 # what stays
 
 
@@ -149,7 +159,9 @@ def test_there_and_back_is_the_same_file_unless_a_tensor_scale_turned(path, to, 
             assert_same_bits(found[name], tensor, name)
         elif "input" not in name and not turned and "gptoss" not in path.name:
             assert_same_bits(found[name], tensor, name)
-    assert turned or back.lossless and there.lossless
+    assert turned or not any(change.loss.changed for change in (*there.changes, *back.changes))
+    has_inputs = any(name.endswith(("input_scale", "input_scale_2", "input_global_scale")) for name in expected)
+    assert all(change.input_dropped == has_inputs for change in back.changes)
 
 
 def test_what_is_no_weight_goes_along_bit_for_bit(tmp_path):
@@ -346,7 +358,8 @@ def test_floats_are_the_decoded_values(format, tmp_path):
             assert losses[name].changed == int((expected.to(FLOATS[format]).float() != expected).sum())
             if out[name].dtype == golden[name].dtype:
                 assert_same_bits(out[name], golden[name], name)
-        assert conversion.lossless == (format == "f32" or "mxfp" in path.name)
+        assert any(loss.changed for loss in losses.values()) == (format != "f32" and "mxfp" not in path.name)
+        assert conversion.lossless == ("mxfp" in path.name)  # NVFP4 has input scales, which floats have not
         assert out.config["dtype"] == {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}[format]
 
 
@@ -658,7 +671,86 @@ def test_torchaos_own_file_is_written_as_it_was(tmp_path):
     assert headers[0] == headers[1] and config(source) == config(tmp_path / "out")
 
 
+# what is said
+
+
+def test_an_input_scale_that_is_not_written_is_a_loss_of_its_weight(tmp_path):
+    whole = convert_checkpoint(MODELOPT, tmp_path / "whole", to="modelopt")
+    assert whole.lossless and not any(change.input_dropped for change in whole.changes) and whole.notes == ()
+    dropping = convert_checkpoint(MODELOPT, tmp_path / "out", to="modelopt", activations=None)
+    assert all(change.how == "kept" and change.input_dropped for change in dropping.changes) and not dropping.lossless
+    assert all(row["input_dropped"] and not row["changed"] for row in dropping.record()["weights"])
+    assert (
+        any("input scale of" in note and f"{len(dropping.changes) - 1} others" in note for note in dropping.notes)
+        and not dropping.faults
+    )
+    stack = DATA / "modelopt-nvfp4-gptoss"
+    assert convert_checkpoint(stack, tmp_path / "s", to="modelopt", activations=None).changes[0].input_dropped
+
+
+@pytest.mark.parametrize("to", ["modelopt", "compressed-tensors", "quark"])
+def test_a_model_in_floats_becomes_nvfp4_weights_alone_and_that_is_said(to, convert, tmp_path):
+    result = convert(BASE, "--to", to, "--format", "nvfp4", "--out", tmp_path / "out", "--json", tmp_path / "r.json")
+    said = "weights alone: activations in nvfp4 take a calibrated input scale"
+    assert result.exit_code == 0 and said in result.stdout
+    assert any(said in note for note in json.loads((tmp_path / "r.json").read_text())["notes"])
+
+
+def test_a_recipe_that_makes_nothing_of_zeros_names_one_that_does(tmp_path):
+    path = copy(BASE, tmp_path / "c", lambda t: t.update({f"{EXPERT}.down_proj.weight": torch.zeros(8, 96).bfloat16()}))
+    with pytest.raises(
+        CheckpointError,
+        match=r"recipe 'modelopt_nvfp4' makes of zeros alone what cannot be read: .*recipe 'nvidia' makes what can be",
+    ):
+        convert_checkpoint(path, tmp_path / "out", to="modelopt", format="nvfp4")
+    convert_checkpoint(path, tmp_path / "out", to="modelopt", format="nvfp4", recipe="nvidia")
+    assert mxref.dequantize(load_checkpoint(tmp_path / "out")[f"{EXPERT}.down_proj.weight"].tensor).count_nonzero() == 0
+
+
+def test_a_dialect_that_the_config_contradicts_is_said_and_never_copied(tmp_path):
+    path = copy(QUARK, tmp_path / "c")
+    said = config(path)
+    said["quantization_config"]["quant_method"] = "compressed-tensors"
+    (path / "config.json").write_text(json.dumps(said))
+    conversion = convert_checkpoint(path, tmp_path / "out", to="quark", dialect="quark")
+    assert conversion.notes[0] == "the config says 'compressed-tensors' and is not heeded: dialect='quark' is given"
+    written = config(tmp_path / "out")["quantization_config"]
+    assert written["quant_method"] == "quark" and load_checkpoint(tmp_path / "out").scheme == "w_mxfp4"
+    (finding,) = [each for each in inspect_checkpoint(path, dialect="quark").findings if each.what == "config"]
+    assert finding.severity == "warning" and "not heeded" in finding.detail
+    assert load_checkpoint(QUARK, dialect="quark").contradicted is None
+
+
 # files
+
+
+def test_force_follows_no_link(tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "letter").write_text("dear")
+    (outside / "config.json").write_text("{}")
+    out = tmp_path / "out"
+    convert_checkpoint(BASE, out, to="quark", format="mxfp4")
+    (out / "folder").symlink_to(outside)
+    (out / "config.json").unlink()
+    (out / "config.json").symlink_to(outside / "config.json")
+    (out / "model.safetensors").rename(outside / "model.safetensors")
+    (out / "model.safetensors").symlink_to(outside / "model.safetensors")
+    before = {file.name: file.read_bytes() for file in outside.iterdir()}
+    convert_checkpoint(BASE, out, to="quark", format="mxfp6_e2m3", force=True)
+    assert {file.name: file.read_bytes() for file in outside.iterdir()} == before
+    assert not any(file.is_symlink() for file in out.iterdir()) and load_checkpoint(out).formats == ("mxfp6_e2m3",)
+
+
+def test_force_replaces_nothing_that_the_source_links_to(tmp_path):
+    out, source = tmp_path / "out", tmp_path / "source"
+    convert_checkpoint(BASE, out, to="quark", format="mxfp4")
+    source.mkdir()
+    for file in out.iterdir():
+        (source / file.name).symlink_to(file)
+    with pytest.raises(ValueError, match="holds what .* of the source links to"):
+        convert_checkpoint(source, out, to="compressed-tensors", force=True)
+    assert load_checkpoint(source).formats == ("mxfp4",)
 
 
 def test_shards_are_written_in_order_and_read_back_the_same(tmp_path):
@@ -848,16 +940,6 @@ print(peak(lambda: load({str(tmp_path / "out")!r})))
 
 
 # the command
-
-
-@pytest.fixture
-def convert():
-    pytest.importorskip("typer")
-    from typer.testing import CliRunner
-
-    from mxref.cli import app
-
-    return lambda *arguments: CliRunner().invoke(app, ["convert", *map(str, arguments)])
 
 
 def test_the_command_converts_and_says_what_changed(convert, tmp_path):

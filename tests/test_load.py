@@ -520,6 +520,35 @@ def test_bad_arguments_are_refused_by_name(options, message, kept):
         load(kept, **options)
 
 
+@pytest.mark.parametrize("opened", [load, lambda path: evaluate(path, formats=["mxfp4"], ids=[1, 2] * 64, window=2)])
+def test_a_dtype_that_nothing_runs_in_is_refused_at_once(opened, tmp_path):
+    folder, _ = make(tmp_path / "made", config={"dtype": "float64"})
+    with pytest.raises(ValueError, match="says dtype float64: expected one of float32, bfloat16, float16"):
+        opened(folder)
+    plain = tmp_path / "plain"
+    tiny_model("qwen3moe").double().save_pretrained(plain)
+    with pytest.raises(ValueError, match="says dtype float64: expected one of float32, bfloat16, float16"):
+        opened(plain)
+
+
+def test_a_dialect_that_the_config_contradicts_is_not_run(tmp_path):
+    folder, _ = make(tmp_path / "made", config={"quantization_config": {"quant_method": "quark"}})
+    with pytest.raises(CheckpointError, match="says 'quark' and is not heeded.*how inputs are quantized"):
+        load(folder, dialect="compressed-tensors")
+
+
+def test_a_path_of_one_slash_is_said_to_be_no_directory_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "models").mkdir()
+    with pytest.raises(ValueError, match=r"^model='models/qwen': no such directory; expected a directory"):
+        evaluate("models/qwen")
+    with pytest.raises(
+        ValueError, match=r"^model='nowhere/qwen': no such directory, and as a name on the Hugging Face hub: "
+    ):
+        evaluate("nowhere/qwen")
+
+
 def test_tensors_can_be_left_out_by_name(tmp_path):
     folder, _ = make(tmp_path / "made", change=put("model.layers.0.self_attn.k_scale", lambda _: torch.ones(1)))
     with pytest.raises(CheckpointError, match=r"no place in .*: model\.layers\.0\.self_attn\.k_scale"):

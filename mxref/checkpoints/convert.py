@@ -49,7 +49,7 @@ class Conversion:
     @property
     def lossless(self) -> bool:
         """Whether every weight decodes to the values that it had, and every input scale is as it was."""
-        return not any(change.loss is None or change.loss.changed or change.input_error for change in self.changes)
+        return not any(c.loss is None or c.loss.changed or c.input_error or c.input_dropped for c in self.changes)
 
     @property
     def faults(self) -> tuple[Change, ...]:
@@ -140,8 +140,16 @@ def convert_checkpoint(
         copied=sum(not job.converts for job in jobs),
         files=tuple(writer.files),
         bytes=size,
-        notes=tuple(plan.notes),
+        notes=(*plan.notes, *_dropped(changes)),
     )
+
+
+def _dropped(changes: Sequence[Change]) -> Iterator[str]:
+    """What to say of input scales that are not written."""
+    names = [change.name for change in changes if change.input_dropped]
+    if names:
+        others = f" and {len(names) - 1} others" if len(names) > 1 else ""
+        yield f"the input scale of {names[0]}{others} is not written: what quantizes inputs cannot be had back"
 
 
 def _check_out(path: Path, out: Path, force: bool) -> None:
@@ -157,6 +165,10 @@ def _check_out(path: Path, out: Path, force: bool) -> None:
         raise ValueError(f"out={str(out)!r} exists: force replaces it")
     if out.is_symlink() or not out.is_dir():
         raise ValueError(f"out={str(out)!r} is no directory: force replaces none but a checkpoint's")
+    folder = path if path.is_dir() else path.parent
+    inside = [each.name for each in folder.iterdir() if target in each.resolve().parents]
+    if inside:
+        raise ValueError(f"out={str(out)!r} holds what {inside[0]} of the source links to: expected another directory")
     if any(out.iterdir()) and not any((out / name).is_file() for name in ("config.json", WHOLE, INDEX)):
         raise ValueError(f"out={str(out)!r} holds no checkpoint: force replaces nothing else")
 

@@ -169,8 +169,9 @@ def activation_recipe(dialect: str, says: Declared) -> str | None:
     return next((layout.inputs or layout.recipe for layout in DIALECTS[dialect] if layout.format == says.activations), None)
 
 
-def find_dialect(config: dict, producer_config: dict, given: str | None, has_codes: bool) -> tuple[str, dict]:
-    """The dialect of a checkpoint, and the part of its configs that speaks of quantization.
+def find_dialect(config: dict, producer_config: dict, given: str | None, has_codes: bool) -> tuple[str, dict, str | None]:
+    """The dialect of a checkpoint, the part of its configs that speaks of quantization, and what they name instead of
+    `given`, if they name something else: then what they say besides is of no use.
 
     `producer_config`: hf_quant_config.json. `has_codes`: whether any tensor can hold codes.
     """
@@ -181,17 +182,17 @@ def find_dialect(config: dict, producer_config: dict, given: str | None, has_cod
         found = {"quant_method": "modelopt", **as_object(get(producer_config, "quantization"))}
     if found is not None and not isinstance(found, dict):
         raise CheckpointError(f"config.json: quantization_config is no object but {type(found).__name__}")
+    method = str(found.get("quant_method")) if found else ""
+    dialect = _METHODS.get(method, method)
     if given is not None:
-        return given, found or {}
+        return (given, {}, method) if found and "quant_method" in found and dialect != given else (given, found or {}, None)
     if found:
-        method = str(found.get("quant_method"))
-        dialect = _METHODS.get(method, method)
         if dialect not in DIALECTS:
             raise ValueError(f"quant_method={method!r} in the config: give dialect=, one of {', '.join(DIALECTS)}")
-        return dialect, found
+        return dialect, found, None
     if has_codes and not config:
         raise ValueError(f"no config.json says how weights are stored: give dialect=, one of {', '.join(DIALECTS)}")
-    return "plain", {}
+    return "plain", {}, None
 
 
 def declared(dialect: str, quantization: dict) -> Declared:

@@ -92,6 +92,8 @@ def inspect_checkpoint(
         return Inspection(str(path), findings=(Finding("fault", "files", str(path), str(fault)),))
     findings = [Finding("fault", "layout", name, detail) for name, detail in broken.items()]
     findings += [Finding("warning", "index", name, detail) for name, detail in checkpoint.notes.items()]
+    if checkpoint.contradicted:
+        findings.append(Finding("warning", "config", "config.json", checkpoint.contradicted))
     quantized, elements, bits, scales, experts = checkpoint.quantized, 0, 0.0, {}, set()
     for done, name in enumerate(quantized, start=1):
         try:

@@ -96,7 +96,7 @@ class Plan:
     def is_same(self) -> bool:
         """Whether only shards change, and nothing that is in them."""
         given, scheme = self.checkpoint, self.scheme
-        same = (given.dialect, given.formats) == (scheme.dialect, (scheme.format,))
+        same = (given.dialect, given.formats) == (scheme.dialect, (scheme.format,)) and not given.contradicted
         return same and given.declared.activations == scheme.activations
 
     @property
@@ -270,7 +270,10 @@ class Plan:
             weights = [self._take(read[part.source], part) for part in parts]
             targets, changes = self._recoded(parts, [weight.tensor for weight in weights], layout)
             inputs = [_turned_input(weight, layout if has_input else None) for weight in weights]
-            changes = [change.with_input(error) for change, (_, error) in zip(changes, inputs)]
+            changes = [
+                change.with_input(error, weight.input_scale is not None and scale is None)
+                for change, weight, (scale, error) in zip(changes, weights, inputs)
+            ]
             tensors = written.tensors(targets, [scale for scale, _ in inputs], shared, shared_input)
             return tensors, changes if stack is None else [Change.total(stack, changes)]
 
@@ -322,8 +325,10 @@ class Plan:
                     try:
                         replace(target)  # looks at the scales, as a reader does
                     except ValueError as fault:
+                        zeros = "" if isinstance(source, BlockTensor) or source.any() else "of zeros alone "
                         raise CheckpointError(
-                            f"{name}: recipe {self.recipe.name!r} makes what cannot be read: {fault}"
+                            f"{name}: recipe {self.recipe.name!r} makes {zeros}what cannot be read: {fault}"
+                            + _other_recipe(source, layout)
                         ) from None
                 measured = self.wish.measures or isinstance(source, BlockTensor)
                 loss = unchanged(target) if how == "kept" else measure(source, target, outer) if measured else None
@@ -373,6 +378,16 @@ class Plan:
 
     def _weight_of(self, bias: Part) -> Part:
         return Part(bias.module, bias.source.removesuffix("_bias"), bias.shape, bias.expert, bias.half)
+
+
+def _other_recipe(source: Matrix, layout: Layout) -> str:
+    """A hint at the format's own recipe, if what it makes of `source` can be read."""
+    name = layout.block.default_recipe
+    try:
+        replace(quantize_together([source], layout.block, resolve_recipe(name, layout.block))[0])
+    except ValueError:
+        return ""
+    return f"; recipe {name!r} makes what can be"
 
 
 @dataclass(frozen=True)
@@ -517,7 +532,7 @@ def make_plan(checkpoint: Checkpoint, wish: Wish) -> Plan:
     recipe = None
     if wish.recipe is not None and (to == "plain" or checkpoint.formats == (format,)):
         raise ValueError(f"recipe is given, and nothing is quantized on the way from {checkpoint.scheme} to {format}")
-    notes: list[str] = []
+    notes = [checkpoint.contradicted] if checkpoint.contradicted else []
     scheme = Scheme(to, format, _activations(checkpoint, to, format, wish.activations, notes))
     stacks = _stacks(checkpoint, scheme)
     layout = None if to == "plain" else scheme.layout(stacks) or scheme.layout(not stacks)
@@ -560,6 +575,10 @@ def _activations(checkpoint: Checkpoint, to: str, format: str, asked: str | None
                 )
         return asked
     if not checkpoint.quantized:
+        if known[0] is None and len(known) > 1:
+            notes.append(
+                f"weights alone: activations in {known[1]} take a calibrated input scale for each, which floats lack"
+            )
         return known[0]
     if given in known:
         has_inputs = all(checkpoint.stored[name].input_scale is not None for name in checkpoint.quantized)

@@ -73,17 +73,19 @@ class Change:
 
     `how`: `kept` (codes and all scales as they were), `turned` (the tensor scale in the other direction), `codes kept`
     (block scales in another format), `quantized` (anew) or `decoded` (to floats). `loss`: None where it was not
-    measured. `input_error`: relative error of its input scale where that was turned.
+    measured. `input_error`: relative error of its input scale where that was turned; `input_dropped`: whether it has one
+    that is not written.
     """
 
     name: str
     how: str
     loss: Loss | None
     input_error: float | None = None
+    input_dropped: bool = False
 
-    def with_input(self, error: float | None) -> "Change":
+    def with_input(self, error: float | None, dropped: bool) -> "Change":
         """The same with what became of the input scale."""
-        return replace(self, input_error=error)
+        return replace(self, input_error=error, input_dropped=dropped)
 
     @classmethod
     def total(cls, name: str, changes: Sequence["Change"]) -> "Change":
@@ -91,11 +93,12 @@ class Change:
         losses = [change.loss for change in changes]
         loss = None if None in losses else sum(losses[1:], losses[0])
         errors = [change.input_error for change in changes if change.input_error is not None]
-        return cls(name, changes[0].how, loss, max(errors, default=None))
+        return cls(name, changes[0].how, loss, max(errors, default=None), any(change.input_dropped for change in changes))
 
     def record(self) -> dict:
         """Everything, as JSON takes it."""
-        facts = {"name": self.name, "how": self.how, "input_error": self.input_error}
+        facts = {"name": self.name, "how": self.how}
+        facts |= {"input_error": self.input_error, "input_dropped": self.input_dropped}
         if self.loss is not None:
             names = ("elements", "changed", "max_error", "rms_error", "rms", "blocks", "outside")
             facts |= {name: getattr(self.loss, name) for name in names}
