@@ -187,6 +187,9 @@ def evaluate_command(
         Path | None,
         typer.Option(metavar="FILE", help="Token ids instead of a text: a JSON list, or safetensors with input_ids."),
     ] = None,
+    random_ids: Annotated[
+        bool, typer.Option("--random-ids", help="Ids drawn from the vocabulary: to compare models that have no tokenizer.")
+    ] = False,
     window: Annotated[int | None, typer.Option(metavar="N", help="Tokens per window (default: 128).")] = None,
     tokens: Annotated[
         int | None, typer.Option(metavar="N", help="Use the first N tokens of the text (default: 24576).")
@@ -213,9 +216,11 @@ def evaluate_command(
             _fail(f"{option}={str(path)!r}: its directory does not exist")
     if plot_file is not None and plot_file.suffix not in PLOT_TYPES:
         _fail(f"--plot={str(plot_file)!r}: expected a file name that ends in {', '.join(PLOT_TYPES)}")
+    if random_ids and (ids is not None or text is not None or tokenizer is not None):
+        _fail("--random-ids goes without --ids, --text and --tokenizer; expected one of them")
     from mxref.models import evaluate as evaluation
 
-    asked = {"window": window, "tokens": tokens}
+    asked = {"window": window, "tokens": tokens, "ids": "random" if random_ids else ids}
     if weights_only:
         asked["activations"] = ["none"]
     elif activations is not None:
@@ -233,7 +238,6 @@ def evaluate_command(
                 scales=scales,
                 against=against,
                 text=text,
-                ids=ids,
                 device=device,
                 seed=seed,
                 on_progress=on_progress,

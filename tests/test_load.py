@@ -587,7 +587,7 @@ def test_tied_embeddings_need_no_head(tmp_path):
 
 
 def test_a_checkpoint_is_evaluated_as_it_is_stored(kept):
-    report = evaluate(kept, tokens=512, window=64)
+    report = evaluate(kept, ids="random", tokens=512, window=64)
     assert [(row.weights, row.activations) for row in report.rows] == [("nvfp4", "bf16"), ("nvfp4", "nvfp4")]
     assert (report.text, report.layers, report.semantics, report.scored_bytes) == ("drawn ids", "as stored", "torch", None)
     assert report.unit == "token" and report.rows[0].bits_per_byte is None and "bits/token" in str(report)
@@ -623,7 +623,7 @@ def test_given_ids_and_another_model(kept, tmp_path):
 
 
 def test_a_checkpoint_can_be_quantized_anew(kept):
-    report = evaluate(kept, formats=["nvfp4", "mxfp8_e4m3"], activations=["none"], tokens=128, window=64)
+    report = evaluate(kept, ids="random", formats=["nvfp4", "mxfp8_e4m3"], activations=["none"], tokens=128, window=64)
     assert [row.weights for row in report.rows] == ["nvfp4", "nvfp4", "mxfp8_e4m3"]
     assert report.semantics == "torch, blockwise"
     assert report.rows[1].snr_db > report.rows[2].snr_db  # what NVFP4 has decoded is nearly itself in NVFP4
@@ -636,12 +636,14 @@ def test_a_checkpoint_can_be_quantized_anew(kept):
         ({"scales": "some"}, "scales='some': expected one of stored, vllm"),
         ({"text": "a", "ids": [1, 2]}, "text and ids are both given"),
         ({"text": "a"}, "tokenizer=None"),
+        ({}, "tokenizer=None: the model's directory has none.*ids='random' \\(--random-ids\\), drawn from the vocabulary"),
+        ({"ids": "some"}, "ids='some': expected one of random"),
         ({"ids": [1.5, 2.5]}, "ids=.*expected integers"),
         ({"ids": [[1, 512]]}, "ids=.*from 0 to 511"),
         ({"ids": [1, 2, 3]}, "ids=.*at least one window"),
         ({"ids": Path("no-such.json")}, "ids='no-such.json'"),
         ({"against": "./no-such"}, "against='./no-such': no such directory"),
-        ({"window": 1}, "window=1: expected 2 to 256"),
+        ({"ids": "random", "window": 1}, "window=1: expected 2 to 256"),
     ],
 )
 def test_evaluations_refuse_bad_arguments_by_name(options, message, kept):
@@ -657,6 +659,7 @@ def test_the_command_evaluates_a_checkpoint(kept, tmp_path):
     arguments = [
         "eval",
         kept,
+        "--random-ids",
         "--tokens",
         128,
         "--window",
@@ -672,6 +675,11 @@ def test_the_command_evaluates_a_checkpoint(kept, tmp_path):
     assert result.exit_code == 0, result.stderr
     report = json.loads(result.stdout)
     assert [row["activations"] for row in report["rows"]] == ["bf16", "nvfp4"] and report["semantics"] == "dequantized"
+    assert report["text"] == "drawn ids"
+    refused = CliRunner().invoke(app, ["eval", str(kept), "--tokens", "128"])
+    assert refused.exit_code == 2 and "ids" in refused.stderr
+    both = CliRunner().invoke(app, ["eval", str(kept), "--random-ids", "--ids", "x.json"])
+    assert both.exit_code == 2 and "--random-ids goes without --ids" in both.stderr
 
 
 # memory
