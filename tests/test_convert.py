@@ -1002,12 +1002,45 @@ def test_patterns_that_mean_nothing_are_refused(argument, patterns, error, tmp_p
     assert not (tmp_path / "out").exists()
 
 
-def test_matrices_of_other_formats_or_lengths_share_no_scale(tmp_path):
-    def stored(module, length, format):
-        layout = Scheme("modelopt", format).layout(stacked=False)
-        q = mxref.quantize(torch.randn(32, length), format, recipe=layout.recipe)
-        return {module + suffix: part for suffix, part in placed(layout, q.packed, q.scales, q.tensor_scale, None).items()}
+def stored(module, length, format):
+    """A matrix of 32 rows as ModelOpt stores one."""
+    layout = Scheme("modelopt", format).layout(stacked=False)
+    q = mxref.quantize(torch.randn(32, length), format, recipe=layout.recipe)
+    return {module + suffix: part for suffix, part in placed(layout, q.packed, q.scales, q.tensor_scale, None).items()}
 
+
+@pytest.mark.parametrize("formats", [("nvfp4", "mxfp4"), ("mxfp4", "nvfp4"), ("mxfp8_e4m3", "nvfp4")])
+def test_experts_of_other_formats_become_one_stack_with_scales_of_their_own(formats, tmp_path):
+    files, algorithms, experts = {}, {}, "model.layers.0.mlp.experts"
+    for index, format in enumerate(formats):
+        for part in ("gate_proj", "up_proj", "down_proj"):
+            module = f"{experts}.{index}.{part}"
+            files |= stored(module, 32, format)
+            algorithms[module] = {"quant_algo": format.upper().removesuffix("_E4M3")}
+        if format == "nvfp4":
+            files[f"{experts}.{index}.up_proj.weight_scale_2"] = files[f"{experts}.{index}.gate_proj.weight_scale_2"]
+    declared = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": algorithms}
+    (tmp_path / "in").mkdir()
+    save_file({name: tensor.clone() for name, tensor in files.items()}, tmp_path / "in" / "model.safetensors")
+    (tmp_path / "in" / "config.json").write_text(json.dumps({"model_type": "gpt_oss", "quantization_config": declared}))
+    convert_checkpoint(tmp_path / "in", tmp_path / "out", to="modelopt", format="nvfp4", activations=None)
+    before, after = load_checkpoint(tmp_path / "in"), load_checkpoint(tmp_path / "out")
+    assert set(after.quantized) == {f"{experts}.gate_up_proj", f"{experts}.down_proj"}
+    found = decoded(after)
+    for name in before.quantized:
+        q = before[name].tensor
+        expected = mxref.dequantize(q)
+        if q.format.name == "mxfp8_e4m3":  # gate and up share a scale, down has its own
+            parts = ("gate_proj", "up_proj") if "down" not in name else ("down_proj",)
+            rows = [
+                mxref.dequantize(before[f"{name.rpartition('.')[0].rpartition('.')[0]}.{p}.weight"].tensor) for p in parts
+            ]
+            whole = mxref.qdq(torch.cat(rows), "nvfp4", recipe="modelopt_nvfp4")
+            expected = whole[32:] if "up_proj" in name else whole[:32]
+        assert_same_bits(found[name.removesuffix(".weight")] + 0.0, expected + 0.0, name)
+
+
+def test_matrices_of_other_formats_or_lengths_share_no_scale(tmp_path):
     attention = "model.layers.0.self_attn."
     files = {**stored(attention + "q_proj", 32, "mxfp4"), **stored(attention + "k_proj", 64, "nvfp4")}
     algorithms = {attention + "q_proj": {"quant_algo": "MXFP4"}, attention + "k_proj": {"quant_algo": "NVFP4"}}

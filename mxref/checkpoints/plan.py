@@ -234,15 +234,13 @@ class Plan:
         return self._stack(part) or (part.source if part.expert is not None else self._sharing(part))
 
     def _sharing(self, part: Part) -> str:
-        """What names the matrices that have one tensor scale: all of a stack, gate and up, or q, k and v."""
+        """What names the matrices that have one tensor scale: of one format all of a stack, gate and up, or q, k and v."""
         if self.layout is None or self.layout.tensor_scale is None:
             return f"{part.module} {part.expert}"
         stack, together = self._stack(part), _TOGETHER.fullmatch(part.module)
         if stack is None and together:
-            weight = self.checkpoint.stored[part.source]
-            alike = f"{part.shape[-1]} {weight.layout.format if weight else ''}"  # what else cannot share one
-            return f"{together[1]}{'gate, up' if together[2] else 'q, k, v'} {alike}"
-        return stack or part.module
+            return f"{together[1]}{'gate, up' if together[2] else 'q, k, v'} {part.shape[-1]} {self._format(part)}"
+        return f"{stack} {self._format(part)}" if stack else part.module
 
     # what is done with them
 
@@ -258,8 +256,10 @@ class Plan:
         has_input = self.scheme.activations is not None and layout.input_scale is not None
         blanks = [_blank(part.shape, layout, self.scheme) for part in parts]
         stored = self.checkpoint.stored[parts[0].source]
-        keeps_scales = layout is not None and stored is not None and stored.layout.format == layout.format
-        shared = not keeps_scales or parts[0].expert is not None and self._scalar(stored.tensor_scale)
+        formats = {self._format(part) for part in parts}
+        keeps_scales = layout is not None and layout.format in formats
+        one_scale = parts[0].expert is not None and stored is not None and self._scalar(stored.tensor_scale)
+        shared = len(formats) == 1 and (not keeps_scales or one_scale)
         shared_input = parts[0].expert is not None and has_input and self._scalar(stored.input_scale)
         input_blanks = [torch.empty((), device="meta") if has_input else None] * len(parts)
         outputs = tuple(
@@ -278,6 +278,11 @@ class Plan:
             return tensors, changes if stack is None else [Change.total(stack, changes)]
 
         return Job(tuple(dict.fromkeys(part.source for part in parts)), outputs, run)
+
+    def _format(self, part: Part) -> str | None:
+        """The format that a matrix has in the source; None of floats."""
+        weight = self.checkpoint.stored[part.source]
+        return weight.layout.format if weight else None
 
     def _scalar(self, name: str | None) -> bool:
         return name is not None and prod(self._shape(name)) == 1
@@ -316,8 +321,6 @@ class Plan:
         targets, changes = [None] * len(parts), [None] * len(parts)
         for indices in together.values():
             given = [matrices[i] for i in indices]
-            if len({q.format.name for q in given if isinstance(q, BlockTensor)}) > 1:
-                raise CheckpointError(f"{parts[indices[0]].module}: matrices that share a tensor scale differ in format")
             found, how, outside = self._recoded_together(given, layout)
             for i, source, target, outer in zip(indices, given, found, outside):
                 name = parts[i].module.removesuffix(".weight") + ".weight"
