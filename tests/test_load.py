@@ -401,6 +401,56 @@ def test_gate_and_up_keep_their_scales_or_take_what_vllm_takes(tmp_path):
     assert load(folder, semantics="blockwise", scales="vllm").model.layers[0].mlp.experts.semantics == "blockwise"
 
 
+@pytest.mark.parametrize("ratio", [4.0, 0.25])
+@pytest.mark.parametrize("kind", ["weight", "input"])
+def test_a_mismatch_of_gate_and_up_is_honoured_both_ways_and_vllms_reading_goes_by_name(kind, ratio, tmp_path):
+    """The scale of up is `ratio` times the gate's: each weight decodes, and each input is quantized, by its own; with
+    scales="vllm" up's weight is wrong by just that factor, and both inputs take the scale of the larger amax."""
+
+    def change(stored):
+        for name in [name for name in stored if name.endswith(f"up_proj.{kind}_global_scale")]:
+            stored[name] = stored[name.replace("up_proj", "gate_proj")] * ratio
+
+    folder, _ = make(tmp_path / "made", "qwen3moe", "nvfp4", change=change)
+    stored = load_file(folder / "model.safetensors")
+    stem = "model.layers.0.mlp.experts.1"
+
+    def values(part, scale_of):
+        packed, scales = stored[f"{stem}.{part}.weight_packed"], stored[f"{stem}.{part}.weight_scale"].float()
+        codes = torch.stack([packed & 15, packed >> 4], -1).flatten(1).long()
+        factor = scales / stored[f"{stem}.{scale_of}.weight_global_scale"]
+        elements = E2M1[codes & 7] * (1 - 2 * (codes >> 3))
+        return (elements.unflatten(1, (-1, 16)) * factor[..., None]).flatten(1)
+
+    own, vllm = (load(folder, scales=scales).model.layers[0].mlp.experts for scales in ("stored", "vllm"))
+    for layer, up_takes in ((own, "up_proj"), (vllm, "gate_proj")):
+        gate, up = mxref.dequantize(layer.weights.w13[1]).chunk(2)
+        assert torch.equal(gate, values("gate_proj", "gate_proj"))
+        assert torch.equal(up, values("up_proj", up_takes))
+    if kind == "weight":  # a power of two: the factor is exact
+        assert torch.equal(
+            mxref.dequantize(vllm.weights.w13[1]).chunk(2)[1], mxref.dequantize(own.weights.w13[1]).chunk(2)[1] * ratio
+        )
+    gates, ups = own.input_scales.gate, own.input_scales.up
+    assert kind == "weight" or torch.equal(ups, gates * ratio)
+    assert torch.equal(vllm.input_scales.gate, vllm.input_scales.up)
+    assert torch.equal(vllm.input_scales.gate, torch.minimum(gates, ups).min().expand(4))  # it divides: largest amax
+    x = torch.randn(3, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    ids, weights = torch.full((3, 1), 1), torch.ones(3, 1)
+    decoded = [
+        mxref.dequantize(own.weights.w13[1], torch.bfloat16).chunk(2),
+        mxref.dequantize(own.weights.w2[1], torch.bfloat16),
+    ]
+
+    def fake_quantized(rows, scale):
+        return mxref.qdq(rows, "nvfp4", recipe=RECIPES["nvfp4"], tensor_scale=scale)
+
+    gate = linear(fake_quantized(x, gates[1]), decoded[0][0])
+    up = linear(fake_quantized(x, ups[1]), decoded[0][1])
+    hidden = fake_quantized(torch.nn.functional.silu(gate) * up, own.input_scales.down[1])
+    assert_same_bits(own(x, ids, weights), linear(hidden, decoded[1]))
+
+
 def test_moving_a_loaded_model_leaves_codes_and_scales_as_they_are(kept):
     model = load(kept)
     before = model.model.layers[0].mlp.experts
