@@ -7,7 +7,7 @@ import torch
 from accel.inductor import _blocks
 from accel.inductor._launch import DEVICES, decode_refusal, missing, restored, run, scale_of_blocks
 from mxref.blocks import BlockTensor
-from mxref.elements import check_dtype, decode_codes
+from mxref.elements import canonical, check_dtype, decode_codes
 from mxref.formats import ElementFormat
 from mxref.grid import Grid
 from mxref.orders import DECODE_ORDERS
@@ -19,30 +19,33 @@ CHUNK = 1 << 16  # elements that stay in cache
 def dequantize(q: BlockTensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """As `mxref.dequantize`."""
     check_dtype("dtype", dtype)
-    grid = Grid(tuple(q.shape), q.axis, q.format.block_size, q.recipe.block_rows)
-    scales, stored = grid.scales_to_blocks(q.scales), scale_of_blocks(q.tensor_scale, grid)
-    size = q.format.block_size
+    grid, size = Grid(tuple(q.shape), q.axis, q.format.block_size, q.recipe.block_rows), q.format.block_size
+    stored = scale_of_blocks(q.tensor_scale, grid)
     whole_blocks = q.axis == -1 and q.recipe.block_rows == 1 and q.length % size == 0
     if q.format.element.bits == 4 and whole_blocks and size % 2 == 0:
-        return restored(grid, *_looked_up(q, scales, stored, dtype))
-    parts = grid.to_blocks(q.codes), scales, stored
+        return _looked_up(q, stored, dtype)
+    parts = grid.to_blocks(q.codes), grid.scales_to_blocks(q.scales), stored
     values = run(_blocks.decode_blocks, *parts, format=q.format, recipe=q.recipe, dtype=dtype)
     return restored(grid, *values)
 
 
-def _looked_up(
-    q: BlockTensor, scales: torch.Tensor, stored: torch.Tensor, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values `[n, b]` of `dtype`, and which blocks may hold NaN, of scale codes `[n]` and tensor scales `[n]` or `[]`."""
-    size = q.format.block_size
-    packed, table = q.packed.reshape(len(scales), size // 2), _pairs(q.format.element)
-    factor = DECODE_ORDERS[q.recipe.decode_order](decode_codes(scales, q.format.scale), stored)
-    values, step = torch.empty(len(scales), size), max(1, CHUNK // size)
+def _looked_up(q: BlockTensor, stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Values of `dtype` of whole blocks along the last axis, under tensor scales one a block `[n]` or `[]`."""
+    size, table = q.format.block_size, _pairs(q.format.element)
+    factor = DECODE_ORDERS[q.recipe.decode_order](decode_codes(q.scales.reshape(-1), q.format.scale), stored)
+    values, step = torch.empty(len(factor), size), max(1, CHUNK // size)
     pairs, places = values.view(torch.int64), torch.empty(step * size // 2, dtype=torch.int32)
+    packed = q.packed.reshape(len(factor), size // 2)
     for part, given, factors in zip(pairs.split(step), packed.split(step), factor.split(step)):
         torch.index_select(table, 0, places[: given.numel()].copy_(given.flatten()), out=part.view(-1))
         part.view(torch.float32).mul_(factors[:, None])
-    return values.to(dtype), ~(factor.abs() < torch.inf)
+    nan_blocks = ~(factor.abs() < torch.inf)
+    if nan_blocks.any():
+        values[nan_blocks] = canonical(values[nan_blocks])
+    values = values.to(dtype)
+    if dtype != torch.float32 and nan_blocks.any():
+        values[nan_blocks] = canonical(values[nan_blocks])
+    return values.view(q.shape)
 
 
 @functools.cache

@@ -119,10 +119,9 @@ def measure(source: Matrix, target: Matrix, outside: int | None = None) -> Loss:
         part = slice(start, start + rows)
         a = dequantize(source[part]) if isinstance(source, BlockTensor) else source[part]
         b = _values(target[part])
-        for x, y in zip(a.flatten().split(_CHUNK), b.flatten().split(_CHUNK)):
-            total = total + comparison(x, y)
+        total += comparison(a.flatten(), b.flatten())
         if looks_outside:
-            total = total + Loss(outside=_outside(a.float(), target[part]))
+            total += Loss(outside=_outside(a.float(), target[part]))
     return total
 
 
@@ -131,27 +130,28 @@ def _values(matrix: Matrix) -> torch.Tensor:
 
 
 class _Comparison:
-    """The loss of up to `_CHUNK` values; all that it writes is memory of its own, which stays in cache."""
+    """The loss of many values, a piece after the other; all that it writes is memory of its own, which stays in cache."""
 
     def __init__(self):
         self._float32, self._float64 = torch.empty(2, _CHUNK), torch.empty(_CHUNK, dtype=torch.float64)
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor) -> Loss:
-        """Of float32 `b`, where `a` was the value in any dtype; squares are summed in float64."""
-        if not a.numel():
-            return Loss()
-        x, difference = self._float32[:, : a.numel()]
-        torch.sub(x.copy_(a), b, out=difference)
-        squares = self._squared(difference), self._squared(x)
-        largest = difference.abs_().amax().item()
-        if not largest < torch.inf:
-            return _compare_not_finite(x, b)
-        changed = difference.sign_()
-        return Loss(a.numel(), int(torch.dot(changed, changed).item()), largest, *squares)
-
-    def _squared(self, x: torch.Tensor) -> float:
-        wide = self._float64[: x.numel()].copy_(x)
-        return torch.dot(wide, wide).item()
+        """Of float32 `b` where `a` was, in any dtype, both `[n]`; squares are summed in float64."""
+        loss, elements, changed, largest, squares = Loss(), 0, 0.0, 0.0, [0.0, 0.0]
+        for piece, decoded in zip(a.split(_CHUNK), b.split(_CHUNK)):
+            x, difference = self._float32[:, : len(piece)]
+            wide = self._float64[: len(piece)]
+            torch.sub(x.copy_(piece), decoded, out=difference)
+            found = [torch.dot(wide.copy_(part), wide).item() for part in (difference, x)]
+            highest = difference.abs_().amax().item() if len(piece) else 0.0
+            if not highest < torch.inf:
+                loss += _compare_not_finite(x, decoded)
+                continue
+            difference.sign_()
+            changed, largest = changed + torch.dot(difference, difference).item(), max(largest, highest)
+            squares = [total + part for total, part in zip(squares, found)]
+            elements += len(piece)
+        return loss + Loss(elements, int(changed), largest, *squares)
 
 
 def _compare_not_finite(a: torch.Tensor, b: torch.Tensor) -> Loss:
