@@ -187,6 +187,9 @@ def evaluate_command(
         Path | None,
         typer.Option(metavar="FILE", help="Token ids instead of a text: a JSON list, or safetensors with input_ids."),
     ] = None,
+    random_ids: Annotated[
+        bool, typer.Option("--random-ids", help="Ids drawn from the vocabulary: to compare models that have no tokenizer.")
+    ] = False,
     window: Annotated[int | None, typer.Option(metavar="N", help="Tokens per window (default: 128).")] = None,
     tokens: Annotated[
         int | None, typer.Option(metavar="N", help="Use the first N tokens of the text (default: 24576).")
@@ -219,9 +222,11 @@ def evaluate_command(
             _fail(f"{option}={str(path)!r}: its directory does not exist")
     if plot_file is not None and plot_file.suffix not in PLOT_TYPES:
         _fail(f"--plot={str(plot_file)!r}: expected a file name that ends in {', '.join(PLOT_TYPES)}")
+    if random_ids and (ids is not None or text is not None or tokenizer is not None):
+        _fail("--random-ids goes without --ids, --text and --tokenizer; expected one of them")
     from mxref.models import evaluate as evaluation
 
-    asked = {"window": window, "tokens": tokens}
+    asked = {"window": window, "tokens": tokens, "ids": "random" if random_ids else ids}
     if weights_only:
         asked["activations"] = ["none"]
     elif activations is not None:
@@ -242,7 +247,6 @@ def evaluate_command(
                 scales=scales,
                 against=against,
                 text=text,
-                ids=ids,
                 device=device,
                 seed=seed,
                 on_progress=on_progress,
@@ -478,7 +482,7 @@ def _number(text: str) -> float:
 def compare_command(
     source: Annotated[
         list[str],
-        typer.Argument(metavar="FILE|VALUES...", help="A .npy, .safetensors or .pt file, or numbers as in explain."),
+        typer.Argument(metavar="FILE|VALUES...", help="A .npy, .npz, .safetensors or .pt file, or numbers as in explain."),
     ],
     recipes: Annotated[str, typer.Option(metavar="A,B", help="The two recipes.")],
     format: Annotated[
@@ -666,7 +670,8 @@ def _findings_table(findings: Sequence["Finding"]) -> Table:
 def convert_command(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="Checkpoint directory, or a .safetensors file.")],
     to: Annotated[
-        str, typer.Option(metavar="DIALECT", help="compressed-tensors, modelopt, quark, gpt-oss, or plain for floats.")
+        str,
+        typer.Option(metavar="DIALECT", help="compressed-tensors, modelopt, quark, gpt-oss, torchao, or plain for floats."),
     ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Directory to write; it must not exist.")],
     format: Annotated[
@@ -708,9 +713,10 @@ def convert_command(
 ) -> None:
     """Convert a checkpoint between dialects, or quantize a model in floats.
 
-    Weights of the same format keep their codes and scales bit for bit; what changes is measured and shown. DIR appears
-    when it is whole, and not at all otherwise. Exit code 1: written, but blocks lie outside of what the target's scales
-    reach, or values are finite no longer; 2: nothing written.
+    Weights of the same format keep their codes and block scales bit for bit; a tensor scale that DIALECT divides by where
+    PATH multiplies, or the other way round, becomes the reciprocal that changes the fewest values. What changes is measured
+    and shown. DIR appears when it is whole, and not at all otherwise. Exit code 1: written, but blocks lie outside of what
+    the target's scales reach, or values are finite no longer; 2: nothing written.
     """
     from mxref.checkpoints import convert_checkpoint
 

@@ -151,7 +151,7 @@ def round_to_codes(
 
 def decode_codes(codes: torch.Tensor, element: ElementFormat) -> torch.Tensor:
     """Float32 values of codes known to be in range."""
-    return value_table(element, codes.device)[codes.int()]
+    return value_table(element, codes.device).index_select(0, codes.int().flatten()).view(codes.shape)
 
 
 def value_table(element: ElementFormat, device: torch.device) -> torch.Tensor:

@@ -611,8 +611,7 @@ def test_real_checkpoints_have_no_fault(path):
     assert {finding.what for finding in inspection.findings} == expected
     assert (inspection.dialect, inspection.scheme) == KINDS[path.name][:2]
     whole = path.parent != DATA
-    experts = 0 if path.name == "base-gptoss" else 8 if whole else 2  # fused and not quantized: a name tells no number
-    assert (inspection.layers, inspection.experts) == (1 + whole, experts)
+    assert (inspection.layers, inspection.experts) == (1 + whole, 8 if whole else 2)
 
 
 WEIGHT = f"{EXPERT}.gate_proj.weight"
@@ -684,6 +683,51 @@ def test_inspect_finds_what_is_missing_and_what_is_unknown(tmp_path):
         ("not quantized", "model.layers.0.self_attn.k_proj.weight"),
         ("not quantized", "model.layers.0.mlp.extra_proj.weight"),
     }
+
+
+EVERY_LAYER = ["input_layernorm.weight", "post_attention_layernorm.weight", "self_attn.q_norm.weight", "mlp.gate.weight"]
+
+
+@pytest.mark.parametrize(
+    "name", [*(f"model.layers.0.{part}" for part in EVERY_LAYER), "model.norm.weight", "lm_head.weight"]
+)
+def test_inspect_misses_what_every_model_of_its_type_has(name, tmp_path):
+    path = copy(CT, tmp_path / "c", lambda tensors: tensors.pop(name))
+    (fault,) = inspect_checkpoint(path).faults
+    assert (fault.what, fault.name) == ("missing", name)
+    assert fault.detail == ("1 of 1 layers lack it" if ".layers." in name else "every model of this type has it")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"model_type": "of which nothing is known"}))
+    assert inspect_checkpoint(path).faults == ()
+
+
+def test_inspect_misses_a_quantized_projection_and_a_router_of_another_name(tmp_path):
+    def change(tensors):
+        for name in [name for name in tensors if "self_attn.q_proj" in name or "router.bias" in name]:
+            del tensors[name]
+
+    faults = inspect_checkpoint(copy(DATA / "modelopt-nvfp4-gptoss", tmp_path / "c", change)).faults
+    expected = {"model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.router.bias"}
+    assert {fault.name for fault in faults} == expected and {fault.what for fault in faults} == {"missing"}
+
+
+def test_inspect_misses_what_a_later_layer_of_a_dense_model_lacks(tmp_path):
+    parts = ["input_layernorm", "post_attention_layernorm", *(f"self_attn.{p}_proj" for p in "qkvo")]
+    parts += [f"mlp.{p}_proj" for p in ("gate", "up", "down")]
+    found = {f"model.layers.{i}.{part}.weight": torch.ones(2, 2) for i in range(12) for part in parts}
+    del found["model.layers.2.mlp.up_proj.weight"], found["model.layers.10.mlp.up_proj.weight"]
+    found |= {"model.embed_tokens.weight": torch.ones(2, 2), "model.norm.weight": torch.ones(2)}
+    save_file(found, tmp_path / "model.safetensors")
+    config = {"model_type": "llama", "num_hidden_layers": 12, "tie_word_embeddings": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (fault,) = inspect_checkpoint(tmp_path).faults
+    assert (fault.name, fault.detail) == ("model.layers.2.mlp.up_proj.weight", "2 of 12 layers lack it")
+
+
+def test_experts_that_are_stacks_of_floats_are_counted(tmp_path):
+    save_file({"model.layers.0.mlp.experts.gate_up_proj": torch.ones(5, 4, 6)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "made"}))
+    assert inspect_checkpoint(tmp_path).experts == 5
 
 
 def test_inspect_says_what_short_blocks_and_scaled_float8_are(tmp_path, rng):

@@ -345,11 +345,13 @@ def test_compare_counts_every_difference_and_lists_blocks(tmp_path):
     x = torch.randn(6, 100, generator=torch.Generator().manual_seed(5), dtype=torch.float32)
     x[2, 40], x[4, 99] = torch.nan, -torch.inf
     np.save(tmp_path / "x.npy", x.numpy())
+    np.savez(tmp_path / "x.npz", x=x.numpy())
+    np.savez(tmp_path / "xy.npz", x=x.numpy(), y=x.numpy())
     torch.save({"x": x, "y": x}, tmp_path / "x.pt")
     save_file({"x": x}, tmp_path / "x.safetensors")
     arguments = ("--recipes", "ocp,torchao_even", "--format", "mxfp8_e4m3", "--json", "-")
-    results = [mxref_command("compare", tmp_path / name, *arguments) for name in ("x.npy", "x.safetensors")]
-    results.append(mxref_command("compare", tmp_path / "x.pt", "--tensor", "x", *arguments))
+    results = [mxref_command("compare", tmp_path / name, *arguments) for name in ("x.npy", "x.npz", "x.safetensors")]
+    results += [mxref_command("compare", tmp_path / name, "--tensor", "x", *arguments) for name in ("x.pt", "xy.npz")]
     assert all(result.exit_code == 1 and result.stdout == results[0].stdout for result in results)
     found = json.loads(results[0].stdout)
     a, b = (mxref.quantize(x, "mxfp8_e4m3", recipe=recipe) for recipe in ("ocp", "torchao_even"))

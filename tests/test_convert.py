@@ -29,6 +29,7 @@ from test_checkpoints import DATA, FOUND, copy, label, shard
 import mxref
 from mxref.checkpoints import CheckpointError, convert_checkpoint, inspect_checkpoint, load_checkpoint
 from mxref.checkpoints.files import INDEX, Shards
+from mxref.checkpoints.recode import measure
 from mxref.checkpoints.writers import ACTIVATIONS, FLOATS, Scheme, placed
 
 QUANTIZED = [path for path in FOUND if not path.name.startswith("base")]
@@ -67,6 +68,16 @@ KEPT = [(path, to, format) for path in QUANTIZED for to, format, kept in targets
 
 def shown(value):
     return label(value) if isinstance(value, Path) else str(value)
+
+
+@pytest.fixture
+def convert():
+    pytest.importorskip("typer")
+    from typer.testing import CliRunner
+
+    from mxref.cli import app
+
+    return lambda *arguments: CliRunner().invoke(app, ["convert", *map(str, arguments)])
 
 
 # what stays
@@ -148,7 +159,9 @@ def test_there_and_back_is_the_same_file_unless_a_tensor_scale_turned(path, to, 
             assert_same_bits(found[name], tensor, name)
         elif "input" not in name and not turned and "gptoss" not in path.name:
             assert_same_bits(found[name], tensor, name)
-    assert turned or back.lossless and there.lossless
+    assert turned or not any(change.loss.changed for change in (*there.changes, *back.changes))
+    has_inputs = any(name.endswith(("input_scale", "input_scale_2", "input_global_scale")) for name in expected)
+    assert all(change.input_dropped == has_inputs for change in back.changes)
 
 
 def test_what_is_no_weight_goes_along_bit_for_bit(tmp_path):
@@ -240,6 +253,27 @@ def test_an_input_scale_without_a_reciprocal_is_refused(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("odd", [None, torch.nan, torch.inf, -torch.inf])
+def test_losses_are_those_of_numpy_in_float64_whatever_pieces_they_are_taken_in(odd):
+    """137 * 1536 values are three pieces and a rest; special ones lie in the last."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(137, 1536, generator=generator).bfloat16()
+    if odd is not None:
+        x[-1, -3] = odd
+    x[0, :7] = torch.tensor([0.0, -0.0, 1.0, 1.5, 1e-30, 3.0, 6.0])
+    q = mxref.quantize(x, "mxfp4", recipe="ocp_even")
+    loss = measure(x, q)
+    a, b = x.double().numpy(), mxref.dequantize(q).double().numpy()
+    finite = np.isfinite(a) & np.isfinite(b)
+    squared = ((a - b)[finite] ** 2).sum()
+    assert loss.elements == a.size and loss.blocks == q.scales.numel()
+    assert loss.changed == ((a != b) & ~(np.isnan(a) & np.isnan(b))).sum()
+    appears = bool((np.isfinite(a) & ~np.isfinite(b)).any())
+    assert loss.max_error == (np.inf if appears else np.abs((a - b)[finite]).max()) and appears == (odd is not None)
+    assert loss.squared_error == pytest.approx(squared, rel=1e-11)
+    assert loss.squared == pytest.approx((a[np.isfinite(a)] ** 2).sum(), rel=1e-11)
+
+
 # block scales of another kind
 
 
@@ -324,7 +358,8 @@ def test_floats_are_the_decoded_values(format, tmp_path):
             assert losses[name].changed == int((expected.to(FLOATS[format]).float() != expected).sum())
             if out[name].dtype == golden[name].dtype:
                 assert_same_bits(out[name], golden[name], name)
-        assert conversion.lossless == (format == "f32" or "mxfp" in path.name)
+        assert any(loss.changed for loss in losses.values()) == (format != "f32" and "mxfp" not in path.name)
+        assert conversion.lossless == ("mxfp" in path.name)  # NVFP4 has input scales, which floats have not
         assert out.config["dtype"] == {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}[format]
 
 
@@ -479,9 +514,9 @@ REFUSED = {
     "unknown dialect": (
         BASE,
         dict(to="awq"),
-        "to='awq': expected one of plain, compressed-tensors, modelopt, quark, gpt-oss",
+        "to='awq': expected one of plain, compressed-tensors, modelopt, quark, gpt-oss, torchao",
     ),
-    "not written": (BASE, dict(to="torchao", format="mxfp4"), "is read but not written"),
+    "inputs as they are": (BASE, dict(to="torchao", format="mxfp4", activations=None), "can say mxfp4"),
     "no format": (BASE, dict(to="quark"), "the source holds floats: expected one of nvfp4, mxfp4"),
     "format of another dialect": (
         BASE,
@@ -592,7 +627,130 @@ def test_modelopt_reads_what_is_written(source, format, tmp_path):
         assert_same_bits(values + 0.0, mxref.dequantize(q) + 0.0, name)  # it reads NVFP4's -0 as +0
 
 
+@pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="torchao is not installed")
+@pytest.mark.parametrize("format", ["mxfp4", "mxfp8_e4m3", "mxfp8_e5m2"])
+@pytest.mark.parametrize("source,size", [(BASE, 10**9), (CT, 10**9), (BASE, 3000)], ids=["floats", "nvfp4", "shards"])
+def test_torchao_reads_what_is_written(source, size, format, tmp_path):
+    from torchao.prototype.safetensors.safetensors_support import unflatten_tensor_state_dict
+    from torchao.prototype.safetensors.safetensors_utils import is_metadata_torchao
+
+    convert_checkpoint(source, tmp_path / "out", to="torchao", format=format, shard_size=size)
+    left, weights = {}, {}
+    for file in sorted((tmp_path / "out").glob("*.safetensors")):
+        with safe_open(file, "pt") as opened:
+            metadata = opened.metadata()
+        assert is_metadata_torchao(metadata)
+        found, left = unflatten_tensor_state_dict(left | load_file(file), metadata)  # as transformers, file after file
+        weights |= found
+    ours = load_checkpoint(tmp_path / "out")
+    assert set(weights) == set(ours) and not left and ours.scheme == f"w_{format}_a_{format}"
+    for name in ours:
+        if name in ours.quantized:
+            theirs = weights[name]
+            assert theirs.act_quant_kwargs.elem_dtype == theirs.elem_dtype and theirs.is_swizzled_scales
+            assert_same_bits(theirs.dequantize(torch.float32), mxref.dequantize(ours[name].tensor), name)
+        else:
+            assert_same_bits(weights[name], ours[name], name)
+
+
+def test_torchaos_own_file_is_written_as_it_was(tmp_path):
+    """But for names: its header lists experts that are one stack in memory, its file holds them apart."""
+    source = DATA / "torchao-mxfp4-qwen3moe"
+    convert_checkpoint(source, tmp_path / "out", to="torchao")
+    expected, found = load_file(source / "model.safetensors"), tensors(tmp_path / "out")
+    assert set(found) == set(expected)
+    for name in expected:
+        assert found[name].dtype == expected[name].dtype and found[name].shape == expected[name].shape
+        assert_same_bits(found[name].view(torch.uint8), expected[name].view(torch.uint8), name)
+    headers = []
+    for path in (source, tmp_path / "out"):
+        with safe_open(path / "model.safetensors", "pt") as opened:
+            said = {name: json.loads(text) for name, text in opened.metadata().items() if name != "format"}
+        assert set(said["tensor_names"]) == set(said) - {"tensor_names"}
+        headers.append({name: said[name] for name in load_checkpoint(source).quantized})
+    assert headers[0] == headers[1] and config(source) == config(tmp_path / "out")
+
+
+# what is said
+
+
+def test_an_input_scale_that_is_not_written_is_a_loss_of_its_weight(tmp_path):
+    whole = convert_checkpoint(MODELOPT, tmp_path / "whole", to="modelopt")
+    assert whole.lossless and not any(change.input_dropped for change in whole.changes) and whole.notes == ()
+    dropping = convert_checkpoint(MODELOPT, tmp_path / "out", to="modelopt", activations=None)
+    assert all(change.how == "kept" and change.input_dropped for change in dropping.changes) and not dropping.lossless
+    assert all(row["input_dropped"] and not row["changed"] for row in dropping.record()["weights"])
+    assert (
+        any("input scale of" in note and f"{len(dropping.changes) - 1} others" in note for note in dropping.notes)
+        and not dropping.faults
+    )
+    stack = DATA / "modelopt-nvfp4-gptoss"
+    assert convert_checkpoint(stack, tmp_path / "s", to="modelopt", activations=None).changes[0].input_dropped
+
+
+@pytest.mark.parametrize("to", ["modelopt", "compressed-tensors", "quark"])
+def test_a_model_in_floats_becomes_nvfp4_weights_alone_and_that_is_said(to, convert, tmp_path):
+    result = convert(BASE, "--to", to, "--format", "nvfp4", "--out", tmp_path / "out", "--json", tmp_path / "r.json")
+    said = "weights alone: activations in nvfp4 take a calibrated input scale"
+    assert result.exit_code == 0 and said in result.stdout
+    assert any(said in note for note in json.loads((tmp_path / "r.json").read_text())["notes"])
+
+
+def test_a_recipe_that_makes_nothing_of_zeros_names_one_that_does(tmp_path):
+    path = copy(BASE, tmp_path / "c", lambda t: t.update({f"{EXPERT}.down_proj.weight": torch.zeros(8, 96).bfloat16()}))
+    with pytest.raises(
+        CheckpointError,
+        match=r"recipe 'modelopt_nvfp4' makes of zeros alone what cannot be read: .*recipe 'nvidia' makes what can be",
+    ):
+        convert_checkpoint(path, tmp_path / "out", to="modelopt", format="nvfp4")
+    convert_checkpoint(path, tmp_path / "out", to="modelopt", format="nvfp4", recipe="nvidia")
+    assert mxref.dequantize(load_checkpoint(tmp_path / "out")[f"{EXPERT}.down_proj.weight"].tensor).count_nonzero() == 0
+
+
+def test_a_dialect_that_the_config_contradicts_is_said_and_never_copied(tmp_path):
+    path = copy(QUARK, tmp_path / "c")
+    said = config(path)
+    said["quantization_config"]["quant_method"] = "compressed-tensors"
+    (path / "config.json").write_text(json.dumps(said))
+    conversion = convert_checkpoint(path, tmp_path / "out", to="quark", dialect="quark")
+    assert conversion.notes[0] == "the config says 'compressed-tensors' and is not heeded: dialect='quark' is given"
+    written = config(tmp_path / "out")["quantization_config"]
+    assert written["quant_method"] == "quark" and load_checkpoint(tmp_path / "out").scheme == "w_mxfp4"
+    (finding,) = [each for each in inspect_checkpoint(path, dialect="quark").findings if each.what == "config"]
+    assert finding.severity == "warning" and "not heeded" in finding.detail
+    assert load_checkpoint(QUARK, dialect="quark").contradicted is None
+
+
 # files
+
+
+def test_force_follows_no_link(tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "letter").write_text("dear")
+    (outside / "config.json").write_text("{}")
+    out = tmp_path / "out"
+    convert_checkpoint(BASE, out, to="quark", format="mxfp4")
+    (out / "folder").symlink_to(outside)
+    (out / "config.json").unlink()
+    (out / "config.json").symlink_to(outside / "config.json")
+    (out / "model.safetensors").rename(outside / "model.safetensors")
+    (out / "model.safetensors").symlink_to(outside / "model.safetensors")
+    before = {file.name: file.read_bytes() for file in outside.iterdir()}
+    convert_checkpoint(BASE, out, to="quark", format="mxfp6_e2m3", force=True)
+    assert {file.name: file.read_bytes() for file in outside.iterdir()} == before
+    assert not any(file.is_symlink() for file in out.iterdir()) and load_checkpoint(out).formats == ("mxfp6_e2m3",)
+
+
+def test_force_replaces_nothing_that_the_source_links_to(tmp_path):
+    out, source = tmp_path / "out", tmp_path / "source"
+    convert_checkpoint(BASE, out, to="quark", format="mxfp4")
+    source.mkdir()
+    for file in out.iterdir():
+        (source / file.name).symlink_to(file)
+    with pytest.raises(ValueError, match="holds what .* of the source links to"):
+        convert_checkpoint(source, out, to="compressed-tensors", force=True)
+    assert load_checkpoint(source).formats == ("mxfp4",)
 
 
 def test_shards_are_written_in_order_and_read_back_the_same(tmp_path):
@@ -784,16 +942,6 @@ print(peak(lambda: load({str(tmp_path / "out")!r})))
 # the command
 
 
-@pytest.fixture
-def convert():
-    pytest.importorskip("typer")
-    from typer.testing import CliRunner
-
-    from mxref.cli import app
-
-    return lambda *arguments: CliRunner().invoke(app, ["convert", *map(str, arguments)])
-
-
 def test_the_command_converts_and_says_what_changed(convert, tmp_path):
     result = convert(CT, "--to", "modelopt", "--out", tmp_path / "out", "--json", tmp_path / "r.json")
     assert result.exit_code == 0 and "turned" in result.stdout and f"{EXPERT}.down_proj.weight" in result.stdout
@@ -854,12 +1002,45 @@ def test_patterns_that_mean_nothing_are_refused(argument, patterns, error, tmp_p
     assert not (tmp_path / "out").exists()
 
 
-def test_matrices_of_other_formats_or_lengths_share_no_scale(tmp_path):
-    def stored(module, length, format):
-        layout = Scheme("modelopt", format).layout(stacked=False)
-        q = mxref.quantize(torch.randn(32, length), format, recipe=layout.recipe)
-        return {module + suffix: part for suffix, part in placed(layout, q.packed, q.scales, q.tensor_scale, None).items()}
+def stored(module, length, format):
+    """A matrix of 32 rows as ModelOpt stores one."""
+    layout = Scheme("modelopt", format).layout(stacked=False)
+    q = mxref.quantize(torch.randn(32, length), format, recipe=layout.recipe)
+    return {module + suffix: part for suffix, part in placed(layout, q.packed, q.scales, q.tensor_scale, None).items()}
 
+
+@pytest.mark.parametrize("formats", [("nvfp4", "mxfp4"), ("mxfp4", "nvfp4"), ("mxfp8_e4m3", "nvfp4")])
+def test_experts_of_other_formats_become_one_stack_with_scales_of_their_own(formats, tmp_path):
+    files, algorithms, experts = {}, {}, "model.layers.0.mlp.experts"
+    for index, format in enumerate(formats):
+        for part in ("gate_proj", "up_proj", "down_proj"):
+            module = f"{experts}.{index}.{part}"
+            files |= stored(module, 32, format)
+            algorithms[module] = {"quant_algo": format.upper().removesuffix("_E4M3")}
+        if format == "nvfp4":
+            files[f"{experts}.{index}.up_proj.weight_scale_2"] = files[f"{experts}.{index}.gate_proj.weight_scale_2"]
+    declared = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": algorithms}
+    (tmp_path / "in").mkdir()
+    save_file({name: tensor.clone() for name, tensor in files.items()}, tmp_path / "in" / "model.safetensors")
+    (tmp_path / "in" / "config.json").write_text(json.dumps({"model_type": "gpt_oss", "quantization_config": declared}))
+    convert_checkpoint(tmp_path / "in", tmp_path / "out", to="modelopt", format="nvfp4", activations=None)
+    before, after = load_checkpoint(tmp_path / "in"), load_checkpoint(tmp_path / "out")
+    assert set(after.quantized) == {f"{experts}.gate_up_proj", f"{experts}.down_proj"}
+    found = decoded(after)
+    for name in before.quantized:
+        q = before[name].tensor
+        expected = mxref.dequantize(q)
+        if q.format.name == "mxfp8_e4m3":  # gate and up share a scale, down has its own
+            parts = ("gate_proj", "up_proj") if "down" not in name else ("down_proj",)
+            rows = [
+                mxref.dequantize(before[f"{name.rpartition('.')[0].rpartition('.')[0]}.{p}.weight"].tensor) for p in parts
+            ]
+            whole = mxref.qdq(torch.cat(rows), "nvfp4", recipe="modelopt_nvfp4")
+            expected = whole[32:] if "up_proj" in name else whole[:32]
+        assert_same_bits(found[name.removesuffix(".weight")] + 0.0, expected + 0.0, name)
+
+
+def test_matrices_of_other_formats_or_lengths_share_no_scale(tmp_path):
     attention = "model.layers.0.self_attn."
     files = {**stored(attention + "q_proj", 32, "mxfp4"), **stored(attention + "k_proj", 64, "nvfp4")}
     algorithms = {attention + "q_proj": {"quant_algo": "MXFP4"}, attention + "k_proj": {"quant_algo": "NVFP4"}}

@@ -63,7 +63,7 @@ def test_quantize_has_the_reference_bits(format, dtype):
 
 
 @compiles
-@pytest.mark.parametrize("format, dtype", [("mxfp6_e2m3", "float32"), ("nvfp4", "bfloat16")])
+@pytest.mark.parametrize("format, dtype", [("mxfp6_e2m3", "float32"), ("nvfp4", "bfloat16"), ("mxfp4", "float32")])
 def test_dequantize_has_the_reference_bits(format, dtype):
     assert failures("dequantize", f"{format}-", dtype) == {}
 
@@ -87,6 +87,28 @@ def test_subnormals_zeros_and_nans(format, dtype):
         expected = mxref.qdq(x, format, tensor_scale=scale)
         assert difference(compiled(mxref.qdq, x, format, tensor_scale=scale), expected) is None
         assert expected[7].isnan().all() and expected[0, 2].signbit()
+
+
+@compiles
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("format", ("mxfp4", "nvfp4"))
+def test_every_byte_under_every_scale(format, dtype):
+    """256 bytes by 256 or 128 scales: NaN, products that overflow, subnormal ones; in several pieces."""
+    block = mxref.BLOCK_FORMATS[format]
+    packed = torch.arange(256, dtype=torch.uint8).repeat(256, 1)
+    scales = torch.arange(256, dtype=torch.uint8)[:, None] & (255 if format == "mxfp4" else 127)
+    scales = scales.expand(-1, 512 // block.block_size).contiguous()
+    for tensor_scale in (None,) if format == "mxfp4" else (torch.tensor(3e38), torch.tensor(1e-44)):
+        q = mxref.BlockTensor(packed, 512, scales, tensor_scale, format, block.default_recipe)
+        assert difference(compiled(mxref.dequantize, q, dtype), mxref.dequantize(q, dtype)) is None
+
+
+@compiles
+@pytest.mark.parametrize("shape", [(300, 512), (3, 70), (5, 33), (2, 3, 64), (0, 64)])
+def test_codes_are_packed_as_the_reference_packs_them(shape):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    for axis in (-1, -2):
+        assert difference(compiled(mxref.quantize, x, "mxfp4", axis=axis), mxref.quantize(x, "mxfp4", axis=axis)) is None
 
 
 @compiles

@@ -99,22 +99,36 @@ def test_logits_are_those_of_the_tool_that_wrote_the_checkpoint(whole, same_kern
     assert_same_bits(logits(load(whole), ids), expected)
 
 
-@pytest.mark.parametrize(
-    "whole", [path for path in WHOLE if path and "modelopt-nvfp4" in path.name], ids=label, indirect=True
-)
-def test_modelopts_stand_in_for_its_own_kernel_is_nearer_than_the_model_before_quantization(whole):
-    """ModelOpt's kernel for inputs needs CUDA; its recorded logits were made with something else in its place. They bound
-    ours by what quantization itself does: the recorded ones diverge less from ours than from the original's."""
-    ids, golden = golden_logits(whole)
-    base = load_file(SHARED / f"base-{whole.name.split('-')[-1]}" / "golden_base_logits.safetensors")["logits_bf16_model"]
+def before_export(model, originals):
+    """`model` with every linear's weight as ModelOpt has it in its own forward pass, under a tensor scale of its own;
+    and the names of those that differ. Its export quantizes q, k and v again, under the largest of their scales."""
+    differing = []
+    for name, module in model.named_modules():
+        if isinstance(module, MXLinear) and f"{name}.weight" in originals:
+            stored, own = module.weight, mxref.quantize(originals[f"{name}.weight"], "nvfp4", recipe="modelopt_nvfp4")
+            again = mxref.quantize(
+                originals[f"{name}.weight"], "nvfp4", recipe="modelopt_nvfp4", tensor_scale=stored.tensor_scale
+            )
+            assert_same_bits(stored.packed, again.packed, name)
+            assert_same_bits(stored.scales, again.scales, name)
+            differing += [name] if own.tensor_scale != stored.tensor_scale else []
+            module.weight = own
+    return model, differing
 
-    def divergence(p, q):
-        log_p, log_q = p.double().log_softmax(-1), q.double().log_softmax(-1)
-        return (log_p.exp() * (log_p - log_q)).sum(-1).mean().item()
 
-    found = logits(load(whole), ids)
-    assert divergence(golden, found) < divergence(golden, base)
-    assert (golden - found).norm() < (golden - base).norm()
+@pytest.mark.parametrize("name", ["kept", *(path.name for path in WHOLE if path and "modelopt-nvfp4" in path.name)])
+def test_modelopts_logits_are_met_once_its_export_is_undone(name, kept, same_kernels):
+    """The bound is 0 where q, k and v have the scales of the recorded pass; what the export does to them is all the rest."""
+    if name == "kept":
+        whole = kept.parent / "modelopt-nvfp4-qwen3moe"
+        originals = whole / "original.safetensors"
+    else:
+        whole, originals = SHARED / name, SHARED / name.replace("modelopt-nvfp4", "base") / "model.safetensors"
+    ids, expected = golden_logits(whole)
+    model, differing = before_export(load(whole), load_file(originals))
+    assert differing and all(each.endswith(("q_proj", "k_proj", "v_proj")) for each in differing)
+    assert_same_bits(logits(model, ids), expected)
+    assert not torch.equal(logits(load(whole), ids), expected)
 
 
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
@@ -387,6 +401,56 @@ def test_gate_and_up_keep_their_scales_or_take_what_vllm_takes(tmp_path):
     assert load(folder, semantics="blockwise", scales="vllm").model.layers[0].mlp.experts.semantics == "blockwise"
 
 
+@pytest.mark.parametrize("ratio", [4.0, 0.25])
+@pytest.mark.parametrize("kind", ["weight", "input"])
+def test_a_mismatch_of_gate_and_up_is_honoured_both_ways_and_vllms_reading_goes_by_name(kind, ratio, tmp_path):
+    """The scale of up is `ratio` times the gate's: each weight decodes, and each input is quantized, by its own; with
+    scales="vllm" up's weight is wrong by just that factor, and both inputs take the scale of the larger amax."""
+
+    def change(stored):
+        for name in [name for name in stored if name.endswith(f"up_proj.{kind}_global_scale")]:
+            stored[name] = stored[name.replace("up_proj", "gate_proj")] * ratio
+
+    folder, _ = make(tmp_path / "made", "qwen3moe", "nvfp4", change=change)
+    stored = load_file(folder / "model.safetensors")
+    stem = "model.layers.0.mlp.experts.1"
+
+    def values(part, scale_of):
+        packed, scales = stored[f"{stem}.{part}.weight_packed"], stored[f"{stem}.{part}.weight_scale"].float()
+        codes = torch.stack([packed & 15, packed >> 4], -1).flatten(1).long()
+        factor = scales / stored[f"{stem}.{scale_of}.weight_global_scale"]
+        elements = E2M1[codes & 7] * (1 - 2 * (codes >> 3))
+        return (elements.unflatten(1, (-1, 16)) * factor[..., None]).flatten(1)
+
+    own, vllm = (load(folder, scales=scales).model.layers[0].mlp.experts for scales in ("stored", "vllm"))
+    for layer, up_takes in ((own, "up_proj"), (vllm, "gate_proj")):
+        gate, up = mxref.dequantize(layer.weights.w13[1]).chunk(2)
+        assert torch.equal(gate, values("gate_proj", "gate_proj"))
+        assert torch.equal(up, values("up_proj", up_takes))
+    if kind == "weight":  # a power of two: the factor is exact
+        assert torch.equal(
+            mxref.dequantize(vllm.weights.w13[1]).chunk(2)[1], mxref.dequantize(own.weights.w13[1]).chunk(2)[1] * ratio
+        )
+    gates, ups = own.input_scales.gate, own.input_scales.up
+    assert kind == "weight" or torch.equal(ups, gates * ratio)
+    assert torch.equal(vllm.input_scales.gate, vllm.input_scales.up)
+    assert torch.equal(vllm.input_scales.gate, torch.minimum(gates, ups).min().expand(4))  # it divides: largest amax
+    x = torch.randn(3, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    ids, weights = torch.full((3, 1), 1), torch.ones(3, 1)
+    decoded = [
+        mxref.dequantize(own.weights.w13[1], torch.bfloat16).chunk(2),
+        mxref.dequantize(own.weights.w2[1], torch.bfloat16),
+    ]
+
+    def fake_quantized(rows, scale):
+        return mxref.qdq(rows, "nvfp4", recipe=RECIPES["nvfp4"], tensor_scale=scale)
+
+    gate = linear(fake_quantized(x, gates[1]), decoded[0][0])
+    up = linear(fake_quantized(x, ups[1]), decoded[0][1])
+    hidden = fake_quantized(torch.nn.functional.silu(gate) * up, own.input_scales.down[1])
+    assert_same_bits(own(x, ids, weights), linear(hidden, decoded[1]))
+
+
 def test_moving_a_loaded_model_leaves_codes_and_scales_as_they_are(kept):
     model = load(kept)
     before = model.model.layers[0].mlp.experts
@@ -506,6 +570,35 @@ def test_bad_arguments_are_refused_by_name(options, message, kept):
         load(kept, **options)
 
 
+@pytest.mark.parametrize("opened", [load, lambda path: evaluate(path, formats=["mxfp4"], ids=[1, 2] * 64, window=2)])
+def test_a_dtype_that_nothing_runs_in_is_refused_at_once(opened, tmp_path):
+    folder, _ = make(tmp_path / "made", config={"dtype": "float64"})
+    with pytest.raises(ValueError, match="says dtype float64: expected one of float32, bfloat16, float16"):
+        opened(folder)
+    plain = tmp_path / "plain"
+    tiny_model("qwen3moe").double().save_pretrained(plain)
+    with pytest.raises(ValueError, match="says dtype float64: expected one of float32, bfloat16, float16"):
+        opened(plain)
+
+
+def test_a_dialect_that_the_config_contradicts_is_not_run(tmp_path):
+    folder, _ = make(tmp_path / "made", config={"quantization_config": {"quant_method": "quark"}})
+    with pytest.raises(CheckpointError, match="says 'quark' and is not heeded.*how inputs are quantized"):
+        load(folder, dialect="compressed-tensors")
+
+
+def test_a_path_of_one_slash_is_said_to_be_no_directory_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "models").mkdir()
+    with pytest.raises(ValueError, match=r"^model='models/qwen': no such directory; expected a directory"):
+        evaluate("models/qwen")
+    with pytest.raises(
+        ValueError, match=r"^model='nowhere/qwen': no such directory, and as a name on the Hugging Face hub: "
+    ):
+        evaluate("nowhere/qwen")
+
+
 def test_tensors_can_be_left_out_by_name(tmp_path):
     folder, _ = make(tmp_path / "made", change=put("model.layers.0.self_attn.k_scale", lambda _: torch.ones(1)))
     with pytest.raises(CheckpointError, match=r"no place in .*: model\.layers\.0\.self_attn\.k_scale"):
@@ -544,7 +637,7 @@ def test_tied_embeddings_need_no_head(tmp_path):
 
 
 def test_a_checkpoint_is_evaluated_as_it_is_stored(kept):
-    report = evaluate(kept, tokens=512, window=64)
+    report = evaluate(kept, ids="random", tokens=512, window=64)
     assert [(row.weights, row.activations) for row in report.rows] == [("nvfp4", "bf16"), ("nvfp4", "nvfp4")]
     assert (report.text, report.layers, report.semantics, report.scored_bytes) == ("drawn ids", "as stored", "torch", None)
     assert report.unit == "token" and report.rows[0].bits_per_byte is None and "bits/token" in str(report)
@@ -580,7 +673,7 @@ def test_given_ids_and_another_model(kept, tmp_path):
 
 
 def test_a_checkpoint_can_be_quantized_anew(kept):
-    report = evaluate(kept, formats=["nvfp4", "mxfp8_e4m3"], activations=["none"], tokens=128, window=64)
+    report = evaluate(kept, ids="random", formats=["nvfp4", "mxfp8_e4m3"], activations=["none"], tokens=128, window=64)
     assert [row.weights for row in report.rows] == ["nvfp4", "nvfp4", "mxfp8_e4m3"]
     assert report.semantics == "torch, blockwise"
     assert report.rows[1].snr_db > report.rows[2].snr_db  # what NVFP4 has decoded is nearly itself in NVFP4
@@ -593,12 +686,14 @@ def test_a_checkpoint_can_be_quantized_anew(kept):
         ({"scales": "some"}, "scales='some': expected one of stored, vllm"),
         ({"text": "a", "ids": [1, 2]}, "text and ids are both given"),
         ({"text": "a"}, "tokenizer=None"),
+        ({}, "tokenizer=None: the model's directory has none.*ids='random' \\(--random-ids\\), drawn from the vocabulary"),
+        ({"ids": "some"}, "ids='some': expected one of random"),
         ({"ids": [1.5, 2.5]}, "ids=.*expected integers"),
         ({"ids": [[1, 512]]}, "ids=.*from 0 to 511"),
         ({"ids": [1, 2, 3]}, "ids=.*at least one window"),
         ({"ids": Path("no-such.json")}, "ids='no-such.json'"),
         ({"against": "./no-such"}, "against='./no-such': no such directory"),
-        ({"window": 1}, "window=1: expected 2 to 256"),
+        ({"ids": "random", "window": 1}, "window=1: expected 2 to 256"),
     ],
 )
 def test_evaluations_refuse_bad_arguments_by_name(options, message, kept):
@@ -614,6 +709,7 @@ def test_the_command_evaluates_a_checkpoint(kept, tmp_path):
     arguments = [
         "eval",
         kept,
+        "--random-ids",
         "--tokens",
         128,
         "--window",
@@ -629,6 +725,11 @@ def test_the_command_evaluates_a_checkpoint(kept, tmp_path):
     assert result.exit_code == 0, result.stderr
     report = json.loads(result.stdout)
     assert [row["activations"] for row in report["rows"]] == ["bf16", "nvfp4"] and report["semantics"] == "dequantized"
+    assert report["text"] == "drawn ids"
+    refused = CliRunner().invoke(app, ["eval", str(kept), "--tokens", "128"])
+    assert refused.exit_code == 2 and "ids" in refused.stderr
+    both = CliRunner().invoke(app, ["eval", str(kept), "--random-ids", "--ids", "x.json"])
+    assert both.exit_code == 2 and "--random-ids goes without --ids" in both.stderr
 
 
 # memory

@@ -69,8 +69,9 @@ class Checkpoint(Mapping):
 
     `dialect`: a name in `mxref.checkpoints.DIALECTS`. `config`: config.json. `declared`: what it says of quantization.
     `stored`: every name, with what makes it if it is a quantized weight, else None. `notes`: where an index and the files
-    disagree without harm, by tensor. Iteration follows the files: `items()` goes shard by shard, one weight at a time.
-    `streamed()` is the same with memory for no more than what its reader holds.
+    disagree without harm, by tensor. `contradicted`: in words, that the config names another dialect than the one that
+    was asked for, and so says nothing; None if it does not. Iteration follows the files: `items()` goes shard by shard,
+    one weight at a time. `streamed()` is the same with memory for no more than what its reader holds.
     """
 
     dialect: str
@@ -80,6 +81,7 @@ class Checkpoint(Mapping):
     shards: Shards
     device: torch.device = torch.device("cpu")
     notes: Mapping[str, str] = field(default_factory=dict)
+    contradicted: str | None = None
 
     def streamed(self) -> "Checkpoint":
         """The same checkpoint, whose tensors are copies of their own: no file stays in memory once it was read."""
@@ -131,9 +133,9 @@ def load_checkpoint(
 
     A directory has `model.safetensors`, or shards and `model.safetensors.index.json`; `config.json` and
     `hf_quant_config.json` say what is in it, for a single file those beside it. `dialect`: a name in
-    `mxref.checkpoints.DIALECTS`, instead of what the config says. Tensors that belong to no block-scaled weight stay as
-    they are. Scales are kept apart and as given: nothing is merged, inverted or transposed but the packed axis, which
-    comes last.
+    `mxref.checkpoints.DIALECTS`, instead of what the config says, which is then not heeded if it says another. Tensors
+    that belong to no block-scaled weight stay as they are. Scales are kept apart and as given: nothing is merged,
+    inverted or transposed but the packed axis, which comes last.
 
     Raises ValueError for a path that is no checkpoint or an unknown dialect, `CheckpointError` (a ValueError) for files
     that contradict themselves: from headers here, from values on look-up. Sources: the formats as written by
@@ -160,7 +162,7 @@ def open_checkpoint(
     folder = path if path.is_dir() else path.parent
     config = read_json(folder / "config.json")
     has_codes = any(entry.dtype == "U8" or entry.dtype.startswith("F8") for entry in shards.entries.values())
-    dialect, quantization = find_dialect(config, read_json(folder / "hf_quant_config.json"), dialect, has_codes)
+    dialect, quantization, named = find_dialect(config, read_json(folder / "hf_quant_config.json"), dialect, has_codes)
     says = declared(dialect, quantization)
     weights, faults = _find_weights(shards, dialect, says, config.get("model_type"))
     parts = {part for weight in weights.values() for part in weight.parts}
@@ -171,7 +173,8 @@ def open_checkpoint(
             stored[by_codes[name].name] = by_codes[name]
         elif name not in parts:
             stored[name] = None
-    return Checkpoint(dialect, config, says, stored, shards, device, notes), faults
+    contradicted = named and f"the config says {named!r} and is not heeded: dialect={dialect!r} is given"
+    return Checkpoint(dialect, config, says, stored, shards, device, notes, contradicted), faults
 
 
 def _find_weights(

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from mxref.checkpoints.dialects import DIALECTS, check_patterns
 from mxref.checkpoints.files import INDEX, WHOLE, Output, ShardWriter, read_json, write_json
 from mxref.checkpoints.plan import DEFAULT, Plan, Wish, make_plan
 from mxref.checkpoints.recode import Change
-from mxref.checkpoints.writers import FLOATS, NOT_WRITTEN, quantization_configs
+from mxref.checkpoints.writers import FLOATS, header_metadata, quantization_configs
 from mxref.formats import check_choice, check_number
 from mxref.recipes import Recipe
 
@@ -48,7 +49,7 @@ class Conversion:
     @property
     def lossless(self) -> bool:
         """Whether every weight decodes to the values that it had, and every input scale is as it was."""
-        return not any(change.loss is None or change.loss.changed or change.input_error for change in self.changes)
+        return not any(c.loss is None or c.loss.changed or c.input_error or c.input_dropped for c in self.changes)
 
     @property
     def faults(self) -> tuple[Change, ...]:
@@ -100,9 +101,7 @@ def convert_checkpoint(
     ValueError: nowhere: expected a checkpoint directory or a .safetensors file
     """
     path, out = Path(path), Path(out)
-    if to in NOT_WRITTEN:
-        raise ValueError(f"to={to!r} is read but not written: {NOT_WRITTEN[to]}")
-    check_choice("to", to, tuple(name for name in DIALECTS if name not in NOT_WRITTEN))
+    check_choice("to", to, tuple(DIALECTS))
     check_number("shard_size", shard_size, 1)
     checkpoint = load_checkpoint(path, dialect=dialect).streamed()
     _check_out(path, out, force)
@@ -117,7 +116,7 @@ def convert_checkpoint(
         raise OSError(f"{out}: {size:,} bytes are to be written where {free:,} are free")
     changes = []
     with _new_directory(out) as folder:
-        writer = ShardWriter(folder, outputs, shard_size)
+        writer = ShardWriter(folder, outputs, shard_size, partial(header_metadata, plan.scheme, plan.dtype))
         try:
             for done, job in enumerate(jobs, start=1):
                 tensors, changed = job.run({name: checkpoint[name] for name in job.sources})
@@ -141,8 +140,16 @@ def convert_checkpoint(
         copied=sum(not job.converts for job in jobs),
         files=tuple(writer.files),
         bytes=size,
-        notes=tuple(plan.notes),
+        notes=(*plan.notes, *_dropped(changes)),
     )
+
+
+def _dropped(changes: Sequence[Change]) -> Iterator[str]:
+    """What to say of input scales that are not written."""
+    names = [change.name for change in changes if change.input_dropped]
+    if names:
+        others = f" and {len(names) - 1} others" if len(names) > 1 else ""
+        yield f"the input scale of {names[0]}{others} is not written: what quantizes inputs cannot be had back"
 
 
 def _check_out(path: Path, out: Path, force: bool) -> None:
@@ -158,6 +165,10 @@ def _check_out(path: Path, out: Path, force: bool) -> None:
         raise ValueError(f"out={str(out)!r} exists: force replaces it")
     if out.is_symlink() or not out.is_dir():
         raise ValueError(f"out={str(out)!r} is no directory: force replaces none but a checkpoint's")
+    folder = path if path.is_dir() else path.parent
+    inside = [each.name for each in folder.iterdir() if target in each.resolve().parents]
+    if inside:
+        raise ValueError(f"out={str(out)!r} holds what {inside[0]} of the source links to: expected another directory")
     if any(out.iterdir()) and not any((out / name).is_file() for name in ("config.json", WHOLE, INDEX)):
         raise ValueError(f"out={str(out)!r} holds no checkpoint: force replaces nothing else")
 

@@ -25,8 +25,8 @@ class Layout:
     A weight `stem + weight` is made of `stem + codes`, `stem + scales` and, where they exist, `stem + tensor_scale` and
     `stem + input_scale`. `recipe`: what its tool encodes and decodes by; its direction is that of both scales. `inputs`:
     the recipe of the layer's inputs, where that is another. `axis`: the packed one. `scale_layout`: a name in
-    `mxref.packing.LAYOUTS`. `code_blocks`: codes are `[..., blocks, bytes]`. `scalar`: the shape in which one tensor scale
-    is written.
+    `mxref.packing.LAYOUTS`; of rows that differ in nothing else the first is written. `code_blocks`: codes are
+    `[..., blocks, bytes]`. `scalar`: the shape in which one tensor scale is written.
     """
 
     format: str
@@ -66,7 +66,8 @@ def _nvfp4(recipe: str, **others) -> Layout:
 
 def _torchao(format: str, codes_dtype: str, scale_layout: str) -> Layout:
     suffixes = dict(codes="._weight_qdata", scales="._weight_scale")
-    return Layout(format, "torchao_rceil", **suffixes, codes_dtype=codes_dtype, scale_layout=scale_layout)
+    dtypes = dict(codes_dtype=codes_dtype, scales_dtype=("F8_E8M0", "U8"))
+    return Layout(format, "torchao_rceil", **suffixes, **dtypes, scale_layout=scale_layout)
 
 
 _TWO = dict(tensor_scale=".weight_scale_2", input_scale=".input_scale")
@@ -98,7 +99,7 @@ DIALECTS: dict[str, tuple[Layout, ...]] = {
     "torchao": tuple(
         _torchao(format, dtype, layout)
         for format, dtype in (("mxfp4", "U8"), ("mxfp8_e4m3", "F8_E4M3"), ("mxfp8_e5m2", "F8_E5M2"))
-        for layout in ("linear", "tile_128x4")
+        for layout in ("tile_128x4", "linear")
     ),
 }
 
@@ -168,8 +169,9 @@ def activation_recipe(dialect: str, says: Declared) -> str | None:
     return next((layout.inputs or layout.recipe for layout in DIALECTS[dialect] if layout.format == says.activations), None)
 
 
-def find_dialect(config: dict, producer_config: dict, given: str | None, has_codes: bool) -> tuple[str, dict]:
-    """The dialect of a checkpoint, and the part of its configs that speaks of quantization.
+def find_dialect(config: dict, producer_config: dict, given: str | None, has_codes: bool) -> tuple[str, dict, str | None]:
+    """The dialect of a checkpoint, the part of its configs that speaks of quantization, and what they name instead of
+    `given`, if they name something else: then what they say besides is of no use.
 
     `producer_config`: hf_quant_config.json. `has_codes`: whether any tensor can hold codes.
     """
@@ -180,17 +182,17 @@ def find_dialect(config: dict, producer_config: dict, given: str | None, has_cod
         found = {"quant_method": "modelopt", **as_object(get(producer_config, "quantization"))}
     if found is not None and not isinstance(found, dict):
         raise CheckpointError(f"config.json: quantization_config is no object but {type(found).__name__}")
+    method = str(found.get("quant_method")) if found else ""
+    dialect = _METHODS.get(method, method)
     if given is not None:
-        return given, found or {}
+        return (given, {}, method) if found and "quant_method" in found and dialect != given else (given, found or {}, None)
     if found:
-        method = str(found.get("quant_method"))
-        dialect = _METHODS.get(method, method)
         if dialect not in DIALECTS:
             raise ValueError(f"quant_method={method!r} in the config: give dialect=, one of {', '.join(DIALECTS)}")
-        return dialect, found
+        return dialect, found, None
     if has_codes and not config:
         raise ValueError(f"no config.json says how weights are stored: give dialect=, one of {', '.join(DIALECTS)}")
-    return "plain", {}
+    return "plain", {}, None
 
 
 def declared(dialect: str, quantization: dict) -> Declared:
@@ -306,7 +308,7 @@ def _read_gpt_oss(quantization: dict) -> Declared:
     return Declared(frozenset(["mxfp4"]), skips=skips, targets=tuple(f"*.{target}" for target in targets))
 
 
-_TORCHAO_DTYPES = {
+TORCHAO_DTYPES = {
     "float4_e2m1fn_x2": "mxfp4",
     "float8_e4m3fn": "mxfp8_e4m3",
     "float8_e5m2": "mxfp8_e5m2",
@@ -316,8 +318,8 @@ _TORCHAO_DTYPES = {
 def _read_torchao(quantization: dict) -> Declared:
     settings = get(quantization, "quant_type", "default", "_data")
     activations = get(settings, "activation_dtype", "_data")
-    unread = _unread("activation_dtype", activations, lambda name: _TORCHAO_DTYPES.get(str(name)))
-    known = _TORCHAO_DTYPES.get(activations) if isinstance(activations, str) else None
+    unread = _unread("activation_dtype", activations, lambda name: TORCHAO_DTYPES.get(str(name)))
+    known = TORCHAO_DTYPES.get(activations) if isinstance(activations, str) else None
     return Declared(activations=known, targets=(), unread=(unread,) if unread else ())
 
 
@@ -341,9 +343,9 @@ def header_says(dialect: str, metadata: Mapping[str, str], weight: str) -> tuple
     data = get(described, "_data")
     dtype, swizzled = get(data, "elem_dtype", "_data"), get(data, "is_swizzled_scales")
     known = get(described, "_type") == "MXTensor" and get(data, "block_size") == 32 and isinstance(swizzled, bool)
-    if not known or not isinstance(dtype, str) or dtype not in _TORCHAO_DTYPES:
+    if not known or not isinstance(dtype, str) or dtype not in TORCHAO_DTYPES:
         raise CheckpointError(
             f"{weight}: its metadata in the header describes no MXTensor of blocks of 32 and elements "
-            f"{', '.join(_TORCHAO_DTYPES)} (_type {get(described, '_type')!r}, elem_dtype {dtype!r})"
+            f"{', '.join(TORCHAO_DTYPES)} (_type {get(described, '_type')!r}, elem_dtype {dtype!r})"
         )
-    return _TORCHAO_DTYPES[dtype], "tile_128x4" if swizzled else "linear"
+    return TORCHAO_DTYPES[dtype], "tile_128x4" if swizzled else "linear"

@@ -6,7 +6,7 @@ Nothing here trusts a file: what contradicts itself raises a `CheckpointError` o
 import copy
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path, PureWindowsPath
@@ -128,11 +128,18 @@ class ShardWriter:
     """Writes tensors, one at a time and in any order, into safetensors files whose headers are known beforehand.
 
     `outputs` fill shards of at most `shard_size` bytes (a larger tensor has one for itself) in their order; within a shard
-    wide dtypes come first, which aligns them. Several shards get an index. `files`: names of the shards.
+    wide dtypes come first, which aligns them. Several shards get an index. `files`: names of the shards. `metadata`: what
+    the header says beside `format` of a shard that holds given outputs.
     """
 
-    def __init__(self, folder: Path, outputs: Iterable[Output], shard_size: int):
-        self._folder, self._open, self._places = folder, {}, {}
+    def __init__(
+        self,
+        folder: Path,
+        outputs: Iterable[Output],
+        shard_size: int,
+        metadata: Callable[[Sequence[Output]], dict[str, str]] = lambda outputs: {},
+    ):
+        self._folder, self._open, self._places, self._metadata = folder, {}, {}, metadata
         self._left: dict[str, int] = {}
         shards, size = [[]], 0
         for output in outputs:
@@ -151,7 +158,7 @@ class ShardWriter:
             write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(listed.items()))})
 
     def _begin(self, file: str, outputs: list[Output]) -> None:
-        header, offset = {"__metadata__": {"format": "pt"}}, 0
+        header, offset = {"__metadata__": {"format": "pt"} | self._metadata(outputs)}, 0
         for output in outputs:
             end = offset + output.bytes
             header[output.name] = {"dtype": output.dtype, "shape": output.shape, "data_offsets": (offset, end)}

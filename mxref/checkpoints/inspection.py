@@ -23,7 +23,26 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 _WIDE = (*_FLOATS, "BOOL", "I16", "I32", "I64", "U16", "U32", "U64")
 _LAYER, _EXPERT = re.compile(r"(?<=\.layers\.)\d+(?=\.)"), re.compile(r"(?<=\.experts\.)\d+(?=\.)")
 _LINEAR = re.compile(r".*(_proj|\.w[123])")
+_STACK = re.compile(r".*\.experts\.(gate_up_proj|up_proj|down_proj)")
 _PAIRS = (("gate_proj", "up_proj"), ("w1", "w3"))
+_NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight")
+_QKVO = tuple(f"self_attn.{part}_proj.weight" for part in "qkvo")
+_QK_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
+_MLP = tuple(f"mlp.{part}_proj.weight" for part in ("gate", "up", "down"))
+# What every layer of a model type has, and what one with experts has besides; alternatives stand together.
+_LAYERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "llama": (_NORMS + _QKVO + _MLP, ()),
+    "mistral": (_NORMS + _QKVO + _MLP, ()),
+    "mixtral": (_NORMS + _QKVO, ("block_sparse_moe.gate.weight|mlp.gate.weight",)),
+    "qwen2": (_NORMS + _QKVO + _MLP, ()),
+    "qwen3": (_NORMS + _QKVO + _MLP + _QK_NORMS, ()),
+    "qwen3_moe": (_NORMS + _QKVO + _QK_NORMS, ("mlp.gate.weight",)),
+    "gpt_oss": (_NORMS + _QKVO + ("self_attn.sinks",), ("mlp.router.weight", "mlp.router.bias")),
+    "deepseek_v3": (
+        _NORMS + ("self_attn.kv_a_layernorm.weight",),
+        ("mlp.gate.weight", "mlp.gate.e_score_correction_bias"),
+    ),
+}
 _ROWS = [layout for layouts in DIALECTS.values() for layout in layouts]
 _COMPANIONS = tuple({suffix for row in _ROWS for suffix in (row.scales, row.tensor_scale, row.input_scale) if suffix})
 
@@ -77,7 +96,8 @@ def inspect_checkpoint(
 
     Faults: files that contradict themselves, NaN block scales, an input scale that is missing, zero or not finite, weights
     whose rms is implausible (and would not be in the other direction of the tensor scale), tensors that belong to no
-    weight, and layers, experts and quantized modules that the config promises and the files lack. Warnings: gate and up
+    weight, layers, experts and quantized modules that the config promises and the files lack, and norms, routers and
+    projections that every layer of a known model type has. Warnings: gate and up
     with different scales, weights that are all zero or end in a short block, weights not quantized in blocks, an
     index that disagrees. `dialect`: as for `load_checkpoint`. `on_progress("weights", done, all)` is called as
     work proceeds. Raises ValueError for a path that is no checkpoint.
@@ -92,6 +112,8 @@ def inspect_checkpoint(
         return Inspection(str(path), findings=(Finding("fault", "files", str(path), str(fault)),))
     findings = [Finding("fault", "layout", name, detail) for name, detail in broken.items()]
     findings += [Finding("warning", "index", name, detail) for name, detail in checkpoint.notes.items()]
+    if checkpoint.contradicted:
+        findings.append(Finding("warning", "config", "config.json", checkpoint.contradicted))
     quantized, elements, bits, scales, experts = checkpoint.quantized, 0, 0.0, {}, set()
     for done, name in enumerate(quantized, start=1):
         try:
@@ -107,8 +129,12 @@ def inspect_checkpoint(
         if on_progress is not None:
             on_progress("weights", done, len(quantized))
     findings += [*_gate_up(scales), *_unknown(checkpoint, broken), *promised(checkpoint), *_incomplete(checkpoint)]
+    known = {finding.name for finding in findings}
+    findings += [finding for finding in _lacking(checkpoint) if finding.name not in known]
     layers = {match[0] for name in checkpoint if (match := _LAYER.search(name))}
     experts |= {1 + int(match[0]) for name in checkpoint if (match := _EXPERT.search(name))}
+    shapes = {name: checkpoint.shards.entries[name].shape for name in checkpoint.plain if _STACK.fullmatch(name)}
+    experts |= {shape[0] for shape in shapes.values() if len(shape) == 3}
     return Inspection(
         path=str(path),
         dialect=checkpoint.dialect,
@@ -241,6 +267,38 @@ def _incomplete(checkpoint: Checkpoint) -> Iterator[Finding]:
     for where in dict.fromkeys(where for where, _ in experts):
         for part in sorted(parts):
             yield from _missing("expert", f"{where}{{}}{part}", experts.get((where, part), set()), total)
+
+
+def _lacking(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """What a layer of this model type has, and layers of the files lack; and what the whole model has."""
+    config = get(checkpoint.config, "text_config") or checkpoint.config
+    always, with_experts = _LAYERS.get(str(get(config, "model_type")), ((), ()))
+    if not always:
+        return
+    layers: dict[str, set[str]] = defaultdict(set)
+    prefix = "model."
+    for name in checkpoint.shards.entries.keys() | checkpoint.keys():
+        match = _LAYER.search(name)
+        if match:
+            part = name[match.end() + 1 :]
+            of_projection = _LINEAR.fullmatch(part.rpartition(".")[0]) and not part.endswith(".bias")
+            # a weight that could not be made out is no missing one
+            layers[name[: match.end()]].add(f"{part.rpartition('.')[0]}.weight" if of_projection else part)
+            prefix = name[: match.start() - len("layers.")]
+    for part in always + with_experts:
+        having = {layer: names for layer, names in layers.items() if part in always or any(".experts." in n for n in names)}
+        without = sorted((layer for layer in having if not set(part.split("|")) & having[layer]), key=_number)
+        if without:
+            detail = f"{len(without)} of {len(having)} layers lack it"
+            yield Finding("fault", "missing", f"{without[0]}.{part.split('|')[0]}", detail)
+    whole = [f"{prefix}embed_tokens.weight", f"{prefix}norm.weight"]
+    for name in whole + ["lm_head.weight"] * (get(config, "tie_word_embeddings") is False):
+        if layers and name not in checkpoint:
+            yield Finding("fault", "missing", name, "every model of this type has it")
+
+
+def _number(layer: str) -> int:
+    return int(layer.rpartition(".")[2])
 
 
 def _counted(config: object, *keys: str) -> int:

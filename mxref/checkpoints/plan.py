@@ -96,13 +96,19 @@ class Plan:
     def is_same(self) -> bool:
         """Whether only shards change, and nothing that is in them."""
         given, scheme = self.checkpoint, self.scheme
-        same = (given.dialect, given.formats) == (scheme.dialect, (scheme.format,))
+        same = (given.dialect, given.formats) == (scheme.dialect, (scheme.format,)) and not given.contradicted
         return same and given.declared.activations == scheme.activations
 
     @property
     def model(self) -> object:
         """The model_type of the config."""
         return self.checkpoint.config.get("model_type")
+
+    @property
+    def dtype(self) -> str:
+        """The config's dtype of what is not quantized; bfloat16 if it says none."""
+        named = [get(self.checkpoint.config, key) for key in ("dtype", "torch_dtype")]
+        return next((name for name in named if name in ("float32", "bfloat16", "float16")), "bfloat16")
 
     def jobs(self) -> list[Job]:
         """Every tensor of the source in one job, in the order of the files. Raises ValueError for what cannot be done."""
@@ -228,15 +234,13 @@ class Plan:
         return self._stack(part) or (part.source if part.expert is not None else self._sharing(part))
 
     def _sharing(self, part: Part) -> str:
-        """What names the matrices that have one tensor scale: all of a stack, gate and up, or q, k and v."""
+        """What names the matrices that have one tensor scale: of one format all of a stack, gate and up, or q, k and v."""
         if self.layout is None or self.layout.tensor_scale is None:
             return f"{part.module} {part.expert}"
         stack, together = self._stack(part), _TOGETHER.fullmatch(part.module)
         if stack is None and together:
-            weight = self.checkpoint.stored[part.source]
-            alike = f"{part.shape[-1]} {weight.layout.format if weight else ''}"  # what else cannot share one
-            return f"{together[1]}{'gate, up' if together[2] else 'q, k, v'} {alike}"
-        return stack or part.module
+            return f"{together[1]}{'gate, up' if together[2] else 'q, k, v'} {part.shape[-1]} {self._format(part)}"
+        return f"{stack} {self._format(part)}" if stack else part.module
 
     # what is done with them
 
@@ -252,8 +256,10 @@ class Plan:
         has_input = self.scheme.activations is not None and layout.input_scale is not None
         blanks = [_blank(part.shape, layout, self.scheme) for part in parts]
         stored = self.checkpoint.stored[parts[0].source]
-        keeps_scales = layout is not None and stored is not None and stored.layout.format == layout.format
-        shared = not keeps_scales or parts[0].expert is not None and self._scalar(stored.tensor_scale)
+        formats = {self._format(part) for part in parts}
+        keeps_scales = layout is not None and layout.format in formats
+        one_scale = parts[0].expert is not None and stored is not None and self._scalar(stored.tensor_scale)
+        shared = len(formats) == 1 and (not keeps_scales or one_scale)
         shared_input = parts[0].expert is not None and has_input and self._scalar(stored.input_scale)
         input_blanks = [torch.empty((), device="meta") if has_input else None] * len(parts)
         outputs = tuple(
@@ -264,11 +270,19 @@ class Plan:
             weights = [self._take(read[part.source], part) for part in parts]
             targets, changes = self._recoded(parts, [weight.tensor for weight in weights], layout)
             inputs = [_turned_input(weight, layout if has_input else None) for weight in weights]
-            changes = [change.with_input(error) for change, (_, error) in zip(changes, inputs)]
+            changes = [
+                change.with_input(error, weight.input_scale is not None and scale is None)
+                for change, weight, (scale, error) in zip(changes, weights, inputs)
+            ]
             tensors = written.tensors(targets, [scale for scale, _ in inputs], shared, shared_input)
             return tensors, changes if stack is None else [Change.total(stack, changes)]
 
         return Job(tuple(dict.fromkeys(part.source for part in parts)), outputs, run)
+
+    def _format(self, part: Part) -> str | None:
+        """The format that a matrix has in the source; None of floats."""
+        weight = self.checkpoint.stored[part.source]
+        return weight.layout.format if weight else None
 
     def _scalar(self, name: str | None) -> bool:
         return name is not None and prod(self._shape(name)) == 1
@@ -307,8 +321,6 @@ class Plan:
         targets, changes = [None] * len(parts), [None] * len(parts)
         for indices in together.values():
             given = [matrices[i] for i in indices]
-            if len({q.format.name for q in given if isinstance(q, BlockTensor)}) > 1:
-                raise CheckpointError(f"{parts[indices[0]].module}: matrices that share a tensor scale differ in format")
             found, how, outside = self._recoded_together(given, layout)
             for i, source, target, outer in zip(indices, given, found, outside):
                 name = parts[i].module.removesuffix(".weight") + ".weight"
@@ -316,8 +328,10 @@ class Plan:
                     try:
                         replace(target)  # looks at the scales, as a reader does
                     except ValueError as fault:
+                        zeros = "" if isinstance(source, BlockTensor) or source.any() else "of zeros alone "
                         raise CheckpointError(
-                            f"{name}: recipe {self.recipe.name!r} makes what cannot be read: {fault}"
+                            f"{name}: recipe {self.recipe.name!r} makes {zeros}what cannot be read: {fault}"
+                            + _other_recipe(source, layout)
                         ) from None
                 measured = self.wish.measures or isinstance(source, BlockTensor)
                 loss = unchanged(target) if how == "kept" else measure(source, target, outer) if measured else None
@@ -367,6 +381,16 @@ class Plan:
 
     def _weight_of(self, bias: Part) -> Part:
         return Part(bias.module, bias.source.removesuffix("_bias"), bias.shape, bias.expert, bias.half)
+
+
+def _other_recipe(source: Matrix, layout: Layout) -> str:
+    """A hint at the format's own recipe, if what it makes of `source` can be read."""
+    name = layout.block.default_recipe
+    try:
+        replace(quantize_together([source], layout.block, resolve_recipe(name, layout.block))[0])
+    except ValueError:
+        return ""
+    return f"; recipe {name!r} makes what can be"
 
 
 @dataclass(frozen=True)
@@ -511,7 +535,7 @@ def make_plan(checkpoint: Checkpoint, wish: Wish) -> Plan:
     recipe = None
     if wish.recipe is not None and (to == "plain" or checkpoint.formats == (format,)):
         raise ValueError(f"recipe is given, and nothing is quantized on the way from {checkpoint.scheme} to {format}")
-    notes: list[str] = []
+    notes = [checkpoint.contradicted] if checkpoint.contradicted else []
     scheme = Scheme(to, format, _activations(checkpoint, to, format, wish.activations, notes))
     stacks = _stacks(checkpoint, scheme)
     layout = None if to == "plain" else scheme.layout(stacks) or scheme.layout(not stacks)
@@ -554,12 +578,16 @@ def _activations(checkpoint: Checkpoint, to: str, format: str, asked: str | None
                 )
         return asked
     if not checkpoint.quantized:
+        if known[0] is None and len(known) > 1:
+            notes.append(
+                f"weights alone: activations in {known[1]} take a calibrated input scale for each, which floats lack"
+            )
         return known[0]
     if given in known:
         has_inputs = all(checkpoint.stored[name].input_scale is not None for name in checkpoint.quantized)
         if given != "nvfp4" or has_inputs:
             return given
-    instead = known[0] if given is not None else None
+    instead = known[0] if given is not None or None not in known else None
     notes.append(
         f"the config says {given or 'nothing'} of activations, which {to} with {format} cannot say: "
         + (f"{instead} instead" if instead else "weights alone")

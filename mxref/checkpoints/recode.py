@@ -17,7 +17,7 @@ from mxref.formats import BlockFormat
 from mxref.orders import DECODE_ORDERS
 from mxref.recipes import Recipe
 
-_CHUNK = 1 << 18  # elements that are compared at a time
+_DECODED, _CHUNK = 1 << 20, 1 << 16  # elements that are decoded, and compared, at a time; float32 counts the latter exactly
 _NEIGHBOURS = 2  # float32 steps to either side of a reciprocal that are tried
 
 Matrix = BlockTensor | torch.Tensor
@@ -73,17 +73,19 @@ class Change:
 
     `how`: `kept` (codes and all scales as they were), `turned` (the tensor scale in the other direction), `codes kept`
     (block scales in another format), `quantized` (anew) or `decoded` (to floats). `loss`: None where it was not
-    measured. `input_error`: relative error of its input scale where that was turned.
+    measured. `input_error`: relative error of its input scale where that was turned; `input_dropped`: whether it has one
+    that is not written.
     """
 
     name: str
     how: str
     loss: Loss | None
     input_error: float | None = None
+    input_dropped: bool = False
 
-    def with_input(self, error: float | None) -> "Change":
+    def with_input(self, error: float | None, dropped: bool) -> "Change":
         """The same with what became of the input scale."""
-        return replace(self, input_error=error)
+        return replace(self, input_error=error, input_dropped=dropped)
 
     @classmethod
     def total(cls, name: str, changes: Sequence["Change"]) -> "Change":
@@ -91,11 +93,12 @@ class Change:
         losses = [change.loss for change in changes]
         loss = None if None in losses else sum(losses[1:], losses[0])
         errors = [change.input_error for change in changes if change.input_error is not None]
-        return cls(name, changes[0].how, loss, max(errors, default=None))
+        return cls(name, changes[0].how, loss, max(errors, default=None), any(change.input_dropped for change in changes))
 
     def record(self) -> dict:
         """Everything, as JSON takes it."""
-        facts = {"name": self.name, "how": self.how, "input_error": self.input_error}
+        facts = {"name": self.name, "how": self.how}
+        facts |= {"input_error": self.input_error, "input_dropped": self.input_dropped}
         if self.loss is not None:
             names = ("elements", "changed", "max_error", "rms_error", "rms", "blocks", "outside")
             facts |= {name: getattr(self.loss, name) for name in names}
@@ -109,42 +112,62 @@ def unchanged(target: BlockTensor) -> Loss:
 
 def measure(source: Matrix, target: Matrix, outside: int | None = None) -> Loss:
     """What `target` lost of `source`, both `[N, K]`; `outside` if it is known already."""
-    total = Loss(outside=outside or 0)
-    rows = max(1, _CHUNK // max(source.shape[-1], 1))
+    total = Loss(blocks=target.scales.numel() if isinstance(target, BlockTensor) else 0, outside=outside or 0)
+    looks_outside = outside is None and isinstance(target, BlockTensor) and bool(_at_end(target).any())
+    rows, comparison = max(1, _DECODED // max(source.shape[-1], 1)), _Comparison()
     for start in range(0, source.shape[0], rows):
         part = slice(start, start + rows)
-        a, b = _values(source[part]), _values(target[part])
-        found = _compare(a, b)
-        if outside is None and isinstance(target, BlockTensor):
-            found = replace(found, outside=_outside(a, target[part]))
-        total = total + found
-    return replace(total, blocks=target.scales.numel() if isinstance(target, BlockTensor) else 0)
+        a = dequantize(source[part]) if isinstance(source, BlockTensor) else source[part]
+        b = _values(target[part])
+        total += comparison(a.flatten(), b.flatten())
+        if looks_outside:
+            total += Loss(outside=_outside(a.float(), target[part]))
+    return total
 
 
 def _values(matrix: Matrix) -> torch.Tensor:
     return dequantize(matrix) if isinstance(matrix, BlockTensor) else matrix.float()
 
 
-def _compare(a: torch.Tensor, b: torch.Tensor) -> Loss:
-    difference = a - b
-    changed = difference != 0
-    largest = difference.abs().amax().item() if difference.numel() else 0.0
-    if not largest < torch.inf:  # NaN and Inf: those that stay are no change, those that appear are an infinite error
-        finite = a.isfinite() & b.isfinite()
-        same = (a == b) | (a.isnan() & b.isnan())
-        appears = bool((a.isfinite() & ~b.isfinite()).any())
-        changed = changed & ~same
-        difference, a = difference.where(finite, 0.0), a.where(a.isfinite(), 0.0)
-        largest = torch.inf if appears else difference.abs().amax().item()
-    wide = [part.double().flatten() for part in (difference, a)]
-    squares = [torch.dot(part, part).item() for part in wide]
-    return Loss(a.numel(), int(changed.count_nonzero()), largest, *squares)
+class _Comparison:
+    """The loss of many values, a piece after the other; all that it writes is memory of its own, which stays in cache."""
+
+    def __init__(self):
+        self._float32, self._float64 = torch.empty(2, _CHUNK), torch.empty(_CHUNK, dtype=torch.float64)
+
+    def __call__(self, a: torch.Tensor, b: torch.Tensor) -> Loss:
+        """Of float32 `b` where `a` was, in any dtype, both `[n]`; squares are summed in float64."""
+        loss, elements, changed, largest, squares = Loss(), 0, 0.0, 0.0, [0.0, 0.0]
+        for piece, decoded in zip(a.split(_CHUNK), b.split(_CHUNK)):
+            x, difference = self._float32[:, : len(piece)]
+            wide = self._float64[: len(piece)]
+            torch.sub(x.copy_(piece), decoded, out=difference)
+            found = [torch.dot(wide.copy_(part), wide).item() for part in (difference, x)]
+            highest = difference.abs_().amax().item() if len(piece) else 0.0
+            if not highest < torch.inf:
+                loss += _compare_not_finite(x, decoded)
+                continue
+            difference.sign_()
+            changed, largest = changed + torch.dot(difference, difference).item(), max(largest, highest)
+            squares = [total + part for total, part in zip(squares, found)]
+            elements += len(piece)
+        return loss + Loss(elements, int(changed), largest, *squares)
+
+
+def _compare_not_finite(a: torch.Tensor, b: torch.Tensor) -> Loss:
+    """Where there is NaN or Inf: what stays is no change, what appears is an infinite error."""
+    finite = a.isfinite() & b.isfinite()
+    same = (a == b) | (a.isnan() & b.isnan())
+    difference = (a - b).where(finite, 0.0).double()
+    appears = bool((a.isfinite() & ~b.isfinite()).any())
+    largest = torch.inf if appears else difference.abs().amax().item()
+    squares = [part.square().sum().item() for part in (difference, a.where(a.isfinite(), 0.0).double())]
+    return Loss(a.numel(), int((~same).count_nonzero()), largest, *squares)
 
 
 def _outside(a: torch.Tensor, q: BlockTensor) -> int:
     """Blocks of float32 `a` that `q` cannot hold: where its scale is at an end of its range, looked at one by one."""
-    size, scale = q.format.block_size, q.format.scale
-    at_end = (q.scales == 0) | (q.scales == scale.max_code)
+    size, scale, at_end = q.format.block_size, q.format.scale, _at_end(q)
     if not at_end.any():
         return 0
     padded = torch.nn.functional.pad(a, (0, -a.shape[-1] % size)).unflatten(-1, (-1, size))[at_end]
@@ -154,6 +177,11 @@ def _outside(a: torch.Tensor, q: BlockTensor) -> int:
     half_step = (element.max - element.positive[-2]) / 2
     saturated = amax.double() * element.max > kept.double() * (element.max + half_step)
     return int(((amax > 0) & ((kept == 0) | ((q.scales[at_end] == scale.max_code) & saturated))).sum())
+
+
+def _at_end(q: BlockTensor) -> torch.Tensor:
+    """Which blocks have the smallest or the largest scale."""
+    return (q.scales == 0) | (q.scales == q.format.scale.max_code)
 
 
 def turned(parts: Sequence[BlockTensor], recipe: Recipe) -> list[BlockTensor]:

@@ -3,13 +3,16 @@
 The way back of `checkpoint.py`, which places what it reads by the same rows, and of the config readers in `dialects.py`.
 """
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from mxref.checkpoints.dialects import DIALECTS, Layout
+from mxref.checkpoints.dialects import DIALECTS, TORCHAO_DTYPES, Layout
+from mxref.checkpoints.files import Output
+from mxref.packing import to_layout
 
 # Activations that the configs of a dialect can go with each format of weights; the first is what a model in floats gets.
 _SAME_OR_NONE = {name: (name, None) for name in ("mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3")}
@@ -18,9 +21,9 @@ ACTIVATIONS: dict[str, dict[str, tuple[str | None, ...]]] = {
     "modelopt": {"nvfp4": (None, "nvfp4"), "mxfp4": (None,), "mxfp8_e4m3": (None,)},
     "quark": {"nvfp4": (None, "nvfp4"), **_SAME_OR_NONE, "mxfp4": ("mxfp4", None, "mxfp6_e2m3", "mxfp6_e3m2")},
     "gpt-oss": {"mxfp4": (None,)},
+    "torchao": {name: (name,) for name in ("mxfp4", "mxfp8_e4m3", "mxfp8_e5m2")},
 }
 FLOATS = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}  # formats of the plain dialect
-NOT_WRITTEN = {"torchao": "its weights are pickled tensor subclasses, described in a header that only torchao defines"}
 
 # Names of an expert's gate, up and down, by model type where they are not the usual ones, and the dialects that keep them.
 _USUAL = ("gate_proj", "up_proj", "down_proj")
@@ -58,7 +61,11 @@ def placed(layout: Layout, packed: torch.Tensor, scales: torch.Tensor, tensor_sc
     else:
         codes = packed.movedim(-1, layout.axis)
     parts = {layout.codes: codes, layout.scales: scales.movedim(-1, layout.axis)}
-    dtypes = {"F8_E4M3": torch.float8_e4m3fn, "U8": torch.uint8}
+    if layout.scale_layout == "tile_128x4":  # torchao gives a tile the shape [32, 16]
+        tiles = [-(-size // tile) * width for size, tile, width in zip(scales.shape, (128, 4), (32, 16))]
+        parts[layout.scales] = to_layout(scales, layout.scale_layout).view(tiles)
+    dtypes = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu}
+    dtypes["U8"] = torch.uint8
     for suffix, dtype in ((layout.codes, layout.codes_dtype), (layout.scales, layout.scales_dtype[0])):
         parts[suffix] = parts[suffix].contiguous().view(dtypes[dtype])
     for suffix, scale in ((layout.tensor_scale, tensor_scale), (layout.input_scale, input_scale)):
@@ -204,9 +211,55 @@ def _gpt_oss(scheme: Scheme, skipped: list[str]) -> tuple[dict, None]:
     return {"quant_method": "mxfp4", "modules_to_not_convert": skipped}, None
 
 
+def _tagged(kind: str, data: object) -> dict:
+    """A value in torchao's JSON."""
+    return {"_type": kind, "_data": data}
+
+
+def _torchao_settings(format: str, of_elements: str) -> dict:
+    """What torchao's config and its tensors both say; `of_elements`: the name of the key for the elements' dtype."""
+    dtype = next(dtype for dtype, name in TORCHAO_DTYPES.items() if name == format)
+    return {
+        of_elements: _tagged("torch.dtype", dtype),
+        "block_size": Scheme("torchao", format).layout(stacked=False).block.block_size,
+        "scaling_mode": _tagged("ScaleCalculationMode", "RCEIL"),
+        "kernel_preference": _tagged("KernelPreference", "AUTO"),
+    }
+
+
+def _torchao(scheme: Scheme, skipped: list[str]) -> tuple[dict, None]:
+    settings = _torchao_settings(scheme.format, "weight_dtype") | _torchao_settings(scheme.activations, "activation_dtype")
+    return {
+        "quant_method": "torchao",
+        "quant_type": {"default": _tagged("MXDynamicActivationMXWeightConfig", settings) | {"_version": 1}},
+        "modules_to_not_convert": skipped,
+        "include_input_output_embeddings": False,
+        "untie_embedding_weights": False,
+    }, None
+
+
+def header_metadata(scheme: Scheme, dtype: str, outputs: Sequence[Output]) -> dict[str, str]:
+    """What a header says of the tensors in its file; `dtype`: of what is decoded. Only torchao's readers ask for it."""
+    if scheme.dialect != "torchao":
+        return {}
+    layout, found = scheme.layout(stacked=False), {}
+    inputs = _torchao_settings(scheme.activations, "elem_dtype") | {"is_swizzled_scales": True}
+    weight = {key: value for key, value in _torchao_settings(scheme.format, "elem_dtype").items() if key != "scaling_mode"}
+    weight |= {"orig_dtype": _tagged("torch.dtype", dtype), "is_swizzled_scales": layout.scale_layout != "linear"}
+    weight["act_quant_kwargs"] = _tagged("QuantizeTensorToMXKwargs", inputs)
+    described = _tagged("MXTensor", weight) | {"_tensor_data_names": ["qdata", "scale"]}
+    for output in outputs:
+        stem = output.name.removesuffix(layout.codes).removesuffix(layout.scales)
+        is_weight = stem != output.name
+        found[stem + layout.weight if is_weight else output.name] = described if is_weight else {"_type": "Tensor"}
+    texts = {name: json.dumps(facts) for name, facts in found.items()}
+    return texts | {"tensor_names": json.dumps(list(found))}
+
+
 _CONFIGS: dict[str, Callable[[Scheme, list[str]], tuple[dict, dict | None]]] = {
     "compressed-tensors": _compressed_tensors,
     "modelopt": _modelopt,
     "quark": _quark,
     "gpt-oss": _gpt_oss,
+    "torchao": _torchao,
 }

@@ -12,7 +12,7 @@ from mxref.elements import FLOAT_DTYPES, check_float
 from mxref.formats import BLOCK_FORMATS, BlockFormat, block_format
 from mxref.recipes import RECIPES, Recipe, resolve_recipe
 
-FILE_TYPES = (".npy", ".safetensors", ".pt")
+FILE_TYPES = (".npy", ".npz", ".safetensors", ".pt")
 BLOCKS_SHOWN, BLOCKS_LISTED = 4, 1000  # of those that differ: in text, in JSON
 _ROW = "{:>14} {:>9} {:>9}  {:>11} {:>11} {:>14} {:>14}"
 
@@ -91,7 +91,7 @@ class RecipeComparison:
 
 
 def read_tensor(path: Path, name: str | None = None) -> torch.Tensor:
-    """The tensor of a .npy, .safetensors or .pt file, in its own dtype; `name` picks one of several.
+    """The tensor of a .npy, .npz, .safetensors or .pt file, in its own dtype; `name` picks one of several.
 
     Raises ValueError unless the file holds that tensor and it is float32, bfloat16 or float16; OSError if it cannot be
     read. No code in a .pt file is run.
@@ -107,7 +107,9 @@ def read_tensor(path: Path, name: str | None = None) -> torch.Tensor:
         raise ValueError(f"{given}: {str(path)!r} holds {held}")
     if not isinstance(tensor, torch.Tensor) or tensor.dtype not in FLOAT_DTYPES:
         kind = tensor.dtype if isinstance(tensor, torch.Tensor) else type(tensor).__name__
-        raise ValueError(f"{str(path)!r} holds {kind}: expected a tensor of {', '.join(map(str, FLOAT_DTYPES))}")
+        expected = f"expected a tensor of {', '.join(map(str, FLOAT_DTYPES))}"
+        hint = "; round it to one of them first, once" if kind == torch.float64 else ""
+        raise ValueError(f"{str(path)!r} holds {kind}: {expected}{hint}")
     return tensor
 
 
@@ -116,6 +118,9 @@ def _tensors(path: Path) -> dict:
     try:
         if path.suffix == ".npy":
             return {None: torch.from_numpy(numpy.load(path, allow_pickle=False))}
+        if path.suffix == ".npz":
+            with numpy.load(path, allow_pickle=False) as arrays:
+                return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 

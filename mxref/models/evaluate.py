@@ -30,6 +30,7 @@ LOGITS_AT_ONCE = 1 << 24  # float32 logits in memory: 64 MiB
 WINDOWS_AT_ONCE = 16
 SAME = "same"  # activations in the weights' own format
 NONE = "none"  # activations left as they are
+RANDOM = "random"  # ids drawn from the vocabulary
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def evaluate(
     scales: str = "stored",
     against: nn.Module | str | os.PathLike | None = None,
     text: str | Path | None = None,
-    ids: Tensor | Sequence | Path | None = None,
+    ids: Tensor | Sequence | Path | str | None = None,
     window: int = WINDOW,
     tokens: int = TOKENS,
     device: str | torch.device | None = None,
@@ -94,7 +95,8 @@ def evaluate(
     `text`: a Path of a UTF-8 file, or the text itself (None: the held-out text that comes with mxref). The first `tokens`
     tokens, without special tokens, are cut into non-overlapping windows of `window`; every token but a window's first is
     scored. `ids`: token ids instead of a text, [windows, window] or one sequence, or a Path of them (a JSON list, or
-    safetensors with `input_ids`). A directory without a tokenizer gets ids drawn from its vocabulary.
+    safetensors with `input_ids`), or `"random"`: drawn from the vocabulary, the same every time, which is enough to
+    compare models with each other. A directory without a tokenizer takes ids of one kind or the other.
     `mxref.models.CONVENTIONS` says how each number is counted. `seed`: of stochastic recipes.
     `on_progress(row label, windows done, windows)` is called as work proceeds.
 
@@ -178,12 +180,16 @@ def evaluate(
 
 
 def _corpus(source: Source, tokenizer: Any, text: Any, ids: Any, window: int, tokens: int) -> Corpus:
+    if isinstance(ids, str):
+        check_choice("ids", ids, (RANDOM,))
+        return drawn_ids(source.model, window, tokens)
     if ids is not None:
         return read_ids(ids, source.model, window, tokens)
     if tokenizer is None and source.tokenizer is None:
-        if text is not None:
-            raise ValueError("tokenizer=None: the model's directory has none, and there is a text to read")
-        return drawn_ids(source.model, window, tokens)
+        raise ValueError(
+            "tokenizer=None: the model's directory has none, and there is a text to read; expected a tokenizer, or instead "
+            f"of a text ids, or ids={RANDOM!r} (--random-ids), drawn from the vocabulary"
+        )
     return read_text(
         text, open_tokenizer(source.tokenizer if tokenizer is None else tokenizer), source.model, window, tokens
     )

@@ -36,6 +36,36 @@ class ExpertsWeights:
     bias2: Tensor | None
     activation: str | None
 
+    def computed(
+        self,
+        hidden_states: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        *,
+        act_format: BlockFormat | None,
+        act_recipe: str | Recipe | None,
+        semantics: str,
+        seed: int | None,
+        act_tensor_scales: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """`moe_experts` of these weights: hidden states [T, H], ids [T, k], router weights [T, k] (any float dtype) ->
+        [T, H]; without `act_format` inputs stay as they are."""
+        quantizing = {}
+        if act_format is not None:
+            quantizing = dict(act_format=act_format, act_recipe=act_recipe, act_tensor_scales=act_tensor_scales, seed=seed)
+        return moe_experts(
+            hidden_states,
+            self.w13,
+            self.w2,
+            ids,
+            weights.float(),
+            activation=self.activation,
+            bias13=self.bias13,
+            bias2=self.bias2,
+            semantics=semantics,
+            **quantizing,
+        )
+
 
 @dataclass(frozen=True)
 class InputScales:
@@ -222,23 +252,15 @@ class MXExperts(_Quantized):
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         if self.semantics == "torch":
             return self._by_torch(hidden_states, top_k_index, top_k_weights)
-        w, quantizing = self.weights, {}
-        if self._quantizes:
-            scales = None if self.input_scales is None else (self.input_scales.gate, self.input_scales.down)
-            quantizing = dict(
-                act_format=self.act_format, act_recipe=self.act_recipe, act_tensor_scales=scales, seed=self.seed
-            )
-        return moe_experts(
+        return self.weights.computed(
             hidden_states,
-            w.w13,
-            w.w2,
             top_k_index,
-            top_k_weights.float(),
-            activation=w.activation,
-            bias13=w.bias13,
-            bias2=w.bias2,
+            top_k_weights,
+            act_format=self.act_format if self._quantizes else None,
+            act_recipe=self.act_recipe,
+            act_tensor_scales=None if self.input_scales is None else (self.input_scales.gate, self.input_scales.down),
             semantics=self.semantics,
-            **quantizing,
+            seed=self.seed,
         )
 
     def _by_torch(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from mxref.blocks import BlockTensor, dequantize
 from mxref.checkpoints import Checkpoint, CheckpointError, QuantizedWeight, load_checkpoint
 from mxref.checkpoints.dialects import activation_recipe
 from mxref.checkpoints.inspection import promised
-from mxref.elements import check_dtype
+from mxref.elements import FLOAT_DTYPES, check_dtype
 from mxref.formats import check_choice
 from mxref.models.layers import (
     LAYER_SEMANTICS,
@@ -127,6 +127,8 @@ def load(
         check_dtype("dtype", dtype)
     device = _device(device)
     checkpoint = load_checkpoint(path, dialect=dialect)
+    if checkpoint.contradicted:
+        raise CheckpointError(f"{path}: {checkpoint.contradicted}, which leaves open how inputs are quantized")
     for finding in promised(checkpoint):
         raise CheckpointError(f"{path}: {finding.name}: {finding.detail}")
     if checkpoint.declared.unread and not dequantized:
@@ -198,18 +200,32 @@ def _empty_model(path: Path, dtype: torch.dtype | None, device: torch.device) ->
         for part in (config, config.get_text_config()):
             if hasattr(part, "quantization_config"):
                 del part.quantization_config
-        dtype = dtype or config.dtype or torch.bfloat16
+    except Exception as failure:  # whatever a config makes transformers raise
+        raise _no_model(path, failure) from None
+    dtype = dtype or config_dtype(str(path), config) or torch.bfloat16
+    try:
         with torch.device("meta"):
             model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
-    except Exception as failure:  # whatever a config makes transformers raise
-        reason = (str(failure).strip() or type(failure).__name__).splitlines()[0]
-        raise ValueError(
-            f"{path}: config.json describes no causal language model that transformers knows: {reason}"
-        ) from None
+    except Exception as failure:
+        raise _no_model(path, failure) from None
     for name in _kept_in_float32(model, dtype):
         _set(model, name, _slots(model)[name].float())
     _compute_buffers(model, device)
     return model.requires_grad_(False)
+
+
+def _no_model(path: Path, failure: Exception) -> ValueError:
+    reason = (str(failure).strip() or type(failure).__name__).splitlines()[0]
+    return ValueError(f"{path}: config.json describes no causal language model that transformers knows: {reason}")
+
+
+def config_dtype(name: str, config: Any) -> torch.dtype | None:
+    """The dtype that the config of `name` says, if it is one that a model can be run in; raises ValueError if not."""
+    dtype = config.get_text_config().dtype or config.dtype
+    if dtype not in (None, *FLOAT_DTYPES):
+        known = ", ".join(str(each).removeprefix("torch.") for each in FLOAT_DTYPES)
+        raise ValueError(f"{name}: config.json says dtype {str(dtype).removeprefix('torch.')}: expected one of {known}")
+    return dtype
 
 
 def _kept_in_float32(model: nn.Module, dtype: torch.dtype) -> list[str]:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from mxref.models.layers import StoredScheme, stored_scheme
-from mxref.models.load import load
+from mxref.models.load import config_dtype, load
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
@@ -57,6 +57,7 @@ def open_source(argument: str, model: Any, device: Any, semantics: str, scales: 
     path = os.fspath(model)
     with _explained(argument, path, "a directory with a transformers causal language model"):
         config = transformers.AutoConfig.from_pretrained(path)
+        config_dtype(path, config)
         is_quantized = (
             getattr(config.get_text_config(), "quantization_config", None)
             or getattr(config, "quantization_config", None)
@@ -98,11 +99,13 @@ def open_tokenizer(tokenizer: Any) -> Any:
 @contextlib.contextmanager
 def _explained(argument: str, path: str, expected: str) -> Iterator[None]:
     """Turn what transformers raises for `path` into one line that names the argument."""
-    looks_local = path.startswith((".", "~", os.sep)) or path.count("/") != 1
-    if looks_local and not Path(path).is_dir():
+    is_there, parent = Path(path).is_dir(), Path(path).parent
+    looks_local = path.startswith((".", "~", os.sep)) or path.count("/") != 1 or parent.is_dir()
+    if looks_local and not is_there:
         raise ValueError(f"{argument}={path!r}: no such directory; expected {expected}")
     try:
         yield
     except Exception as failure:  # whatever a broken file makes transformers or safetensors raise
         reason = (str(failure).strip() or type(failure).__name__).splitlines()[0]
-        raise ValueError(f"{argument}={path!r}: {reason} (expected {expected})") from failure
+        tried = "" if is_there else "no such directory, and as a name on the Hugging Face hub: "
+        raise ValueError(f"{argument}={path!r}: {tried}{reason} (expected {expected})") from failure

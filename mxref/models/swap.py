@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from mxref.blocks import BlockTensor, dequantize, quantize
 from mxref.formats import BlockFormat, block_format
 from mxref.models.layers import ExpertsWeights, MXLinear
-from mxref.moe import ACTIVATIONS, moe_experts
+from mxref.moe import ACTIVATIONS
 from mxref.recipes import Recipe, resolve_recipe
 
 IMPLEMENTATION = "mxref"  # the name under which transformers finds `experts_forward`
@@ -263,20 +263,14 @@ def experts_forward(module: nn.Module, hidden_states: Tensor, top_k_index: Tenso
             f"{type(module).__name__} has no mxref weights: experts_implementation='mxref' works inside "
             "`with mxref.models.quantized(model, ...)`"
         )
-    weights = swapped.weights
-    return moe_experts(
+    return swapped.weights.computed(
         hidden_states,
-        weights.w13,
-        weights.w2,
         top_k_index,
-        top_k_weights.float(),
-        activation=weights.activation,
+        top_k_weights,
         act_format=swapped.act_format,
         act_recipe=swapped.act_recipe,
-        bias13=weights.bias13,
-        bias2=weights.bias2,
-        seed=None if swapped.act_format is None else swapped.seed,
         semantics=swapped.semantics,
+        seed=swapped.seed,
     )
 
 

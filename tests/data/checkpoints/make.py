@@ -1,10 +1,11 @@
 """Cuts the small checkpoints of this directory out of whole ones: python make.py SOURCE [DESTINATION].
 
 Kept: layer 0, two experts, the first `ROWS` rows of every matrix, its scales, and the same rows of the golden values.
-A swizzled scale has no rows to cut: torchao's quantized weights are kept whole. `WHOLE` is kept as it is besides, in
-whole.tar.xz, with its golden logits.
+A swizzled scale has no rows to cut: torchao's quantized weights are kept whole. `WHOLE` are kept as they are besides, in
+whole.tar.xz, with their golden logits, ModelOpt's with the original q, k and v too, whose scales its export merges.
 """
 
+import io
 import json
 import sys
 import tarfile
@@ -12,13 +13,14 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 
 ROWS, EXPERTS = 8, 2
 CONFIGS = ("config.json", "hf_quant_config.json")
 INDEX = "model.safetensors.index.json"
 PLAIN = "base-qwen3moe"
-WHOLE = "llmcompressor-nvfp4-qwen3moe"
+WHOLE = ("llmcompressor-nvfp4-qwen3moe", "modelopt-nvfp4-qwen3moe")
+MERGED = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
 WITHOUT_GOLDEN = "quark-nvfp4ish-qwen3moe"  # its tool has no decompressor: the amax of the original weights instead
 
 
@@ -82,10 +84,17 @@ def without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     return entry
 
 
-def pack(source: Path, destination: Path) -> None:
+def pack(root: Path, destination: Path) -> None:
+    originals = load_file(root / PLAIN / "model.safetensors")
+    merged = save({name: tensor for name, tensor in sorted(originals.items()) if name.endswith(MERGED)})
     with tarfile.open(destination, "w:xz", preset=9) as archive:
-        for file in ("config.json", "golden_logits_inproc.safetensors", "model.safetensors"):
-            archive.add(source / file, f"{source.name}/{file}", filter=without_owner)
+        for name in WHOLE:
+            for file in sorted((root / name).iterdir()):
+                if file.name in (*CONFIGS, "model.safetensors") or file.name.startswith("golden_logits"):
+                    archive.add(file, f"{name}/{file.name}", filter=without_owner)
+        entry = tarfile.TarInfo(f"{WHOLE[1]}/original.safetensors")
+        entry.size = len(merged)
+        archive.addfile(without_owner(entry), io.BytesIO(merged))
 
 
 if __name__ == "__main__":
@@ -94,4 +103,4 @@ if __name__ == "__main__":
     for source in sorted(root.iterdir()):
         if (source / "model.safetensors").exists() and (not source.name.startswith("base-") or source.name == PLAIN):
             make(source, target / source.name, root / PLAIN)
-    pack(root / WHOLE, target / "whole.tar.xz")
+    pack(root, target / "whole.tar.xz")
