@@ -18,6 +18,7 @@ from mxref.conformance import cases, contracts, failure, html_page, inputs, read
 from mxref.conformance.cases import OPS, REPEATS, Case
 from mxref.conformance.refusals import refusals
 from mxref.conformance.runner import find_case, run_case
+from mxref.moe import ACTIVATIONS
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.uint8)
 
@@ -74,6 +75,9 @@ for op in {ops}:
                 continue
         elif op == "encode" and ("every" in case.id or "random" in case.id):
             continue
+        elif op == "activate_quantize":
+            if not case.id.endswith("concatenated-every_gate-bfloat16") or case.format != "mxint8":
+                continue
         elif "random_patterns" in case.id:
             continue
         outcome = run_case(case, "triton", "cpu")
@@ -91,7 +95,7 @@ for op in {ops}:
         ("encode", "decode", "dequantize"),
         ("quantize",),
         ("qdq",),
-        ("exp", "sigmoid", "silu", "gelu_tanh", "swiglu_oai"),
+        ("exp", "sigmoid", "silu", "gelu_tanh", "swiglu_oai", "activate_quantize"),
         ("moe_experts",),
     ],
 )
@@ -204,6 +208,16 @@ def test_every_scale_meets_every_turning_point():
     levels = {c.level for c in cases("qdq", 2) if "every_scale" in c.id and ("-ocp-" in c.id or "-nvidia-" in c.id)}
     others = {c.level for c in cases("qdq", 2) if "every_scale" in c.id and ("-ocp_" in c.id or "-exact-" in c.id)}
     assert levels == {1} and others == {2}
+
+
+def test_every_gate_meets_every_activation():
+    for dtype in (torch.bfloat16, torch.float16):
+        for layout in ("concatenated", "interleaved"):
+            hidden = inputs.every_gate(dtype, layout)
+            gate, up = hidden.chunk(2, -1) if layout == "concatenated" else (hidden[..., ::2], hidden[..., 1::2])
+            assert gate.numel() == 65536 and len(gate.view(torch.int16).unique()) == 65536 and (up > 0).all()
+    found = {case.id for case in cases("activate_quantize") if "every_gate" in case.id}
+    assert len(found) == len(mxref.BLOCK_FORMATS) * len(ACTIVATIONS) * 4
 
 
 def small_repeated(op, repeats=5):
