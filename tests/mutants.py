@@ -353,6 +353,27 @@ PRODUCT_FAULTS = (
         ("matmul",),
     ),
     Fault(
+        "low x low sum lost",
+        PRODUCTS,
+        "    total = add_to_odd(total, tl.dot(x_low, y_low, out_dtype=tl.float64))\n",
+        "",
+        ("matmul",),
+    ),
+    Fault(
+        "split sums rounded to nearest",
+        PRODUCTS,
+        "tl.where((error != 0) & (bits & 1 == 0), bits + step, bits)",
+        "bits",
+        ("matmul",),
+    ),
+    Fault(
+        "mixed sum added without its rest",
+        PRODUCTS,
+        "total = add_to_odd(tl.dot(x_high, y_high, out_dtype=tl.float64), mixed)",
+        "total = tl.dot(x_high, y_high, out_dtype=tl.float64) + mixed",
+        ("matmul",),
+    ),
+    Fault(
         "tensor scales one at a time",
         PRODUCTS,
         "(a_factor[:, None] * b_factor[None, :]) * value",
@@ -424,7 +445,7 @@ FAULTS = (*KERNEL_FAULTS, *PRODUCT_FAULTS, *CORE_FAULTS)
 
 PRODUCTS_TRIED = (
     "mxfp4-k_33", "mxfp4-many_rows", "nvfp4-divided-few_rows", "nvfp4-many_rows-bias", "mxfp8_e5m2-mxfp8_e5m2-extremes-few",
-    "mxint8-specials", "nvfp4-specials", "mxfp4-every_scale",
+    "mxint8-specials", "nvfp4-specials", "mxfp4-every_scale", "mxfp8_e5m2-mxfp8_e5m2-ties", "nvfp4-nvfp4-every_scale_pair",
 )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import torch
 
 import mxref
 from mxref.blocks import BlockTensor
-from mxref.conformance import inputs
+from mxref.conformance import inputs, operands
 from mxref.elements import ROUNDINGS
 from mxref.formats import BlockFormat
 from mxref.moe import ACTIVATIONS
@@ -273,6 +273,14 @@ def _matmul() -> Iterator[Case]:
         for label, rows, columns, level in (("few", 13, 11, 1), ("many", 259, 130, 2)):
             given = _extremes(a_format, rows, 125, 3), _extremes(b_format, columns, 125, 4)
             yield Case("matmul", f"{a_format}-{b_format}-extremes-{label}", formats, "float32", _call(*given), level)
+        a_block, b_block = mxref.BLOCK_FORMATS[a_format], mxref.BLOCK_FORMATS[b_format]
+        for label, near in (("every_scale_pair", False), ("near_scales-many_rows", True)):
+            given = operands.one_block_a_scale(a_block, 52, near), operands.one_block_a_scale(b_block, 53, near)
+            yield Case("matmul", f"{a_format}-{b_format}-{label}", formats, "float32", _call(*given))
+        if {a_format, b_format} <= {"mxfp8_e4m3", "mxfp8_e5m2"}:
+            x, y = operands.ties(a_block, b_block)
+            for label, rows in (("ties", x), ("ties-many_rows", x[torch.arange(4 * len(x.packed)) // 4])):
+                yield Case("matmul", f"{a_format}-{b_format}-{label}", formats, "float32", _call(rows, y))
         large = _spread(300, 1000, 33, a_format), _spread(200, 1000, 34, b_format)
         yield Case("matmul", f"{a_format}-{b_format}-large", formats, "float32", _call(*large), 2)
     for format, block in mxref.BLOCK_FORMATS.items():
