@@ -275,7 +275,8 @@ def _matmul() -> Iterator[Case]:
             yield Case("matmul", f"{a_format}-{b_format}-extremes-{label}", formats, "float32", _call(*given), level)
         a_block, b_block = mxref.BLOCK_FORMATS[a_format], mxref.BLOCK_FORMATS[b_format]
         for label, near in (("every_scale_pair", False), ("near_scales-many_rows", True)):
-            given = operands.one_block_a_scale(a_block, 52, near), operands.one_block_a_scale(b_block, 53, near)
+            length = max(a_block.block_size, b_block.block_size)
+            given = [operands.one_block_a_scale(block, length, 52 + i, near) for i, block in enumerate((a_block, b_block))]
             yield Case("matmul", f"{a_format}-{b_format}-{label}", formats, "float32", _call(*given))
         if {a_format, b_format} <= {"mxfp8_e4m3", "mxfp8_e5m2"}:
             x, y = operands.ties(a_block, b_block)

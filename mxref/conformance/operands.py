@@ -6,7 +6,7 @@ import torch
 
 from mxref.blocks import BlockTensor
 from mxref.elements import encode
-from mxref.formats import BlockFormat, ElementFormat
+from mxref.formats import BlockFormat
 from mxref.recipes import RECIPES
 
 
@@ -18,22 +18,21 @@ def of_values(values: torch.Tensor, block: BlockFormat, scales: torch.Tensor | N
     return BlockTensor.from_codes(encode(values, block.element), scales, None, block, RECIPES[block.default_recipe])
 
 
-def one_block_a_scale(block: BlockFormat, seed: int, near: bool = False) -> BlockTensor:
-    """Rows of one block of random finite elements, the largest first, under every scale code, NaN too: a product of two such
-    operands sees every pair of scales alone. `near`: under scales within 2^40 of 1, three rows each, no NaN."""
+def one_block_a_scale(block: BlockFormat, length: int, seed: int, near: bool = False) -> BlockTensor:
+    """Rows of one block of random finite elements, the largest first, under every scale code, NaN too, then zeros up to
+    `length`: a product of two such operands sees every pair of scales alone. `near`: under scales within 2^40 of 1, three
+    rows each, no NaN."""
     codes = [code for code in range(256) if not code & block.scale.sign_mask]
     if near:
         codes = 3 * [code for code in codes if 2.0**-40 <= block.scale.values[code] <= 2.0**40]
-    scales = torch.tensor(codes, dtype=torch.uint8)[:, None]
-    return of_values(_largest_first(block.element, len(scales), block.block_size, seed), block, scales)
-
-
-def _largest_first(element: ElementFormat, rows: int, length: int, seed: int) -> torch.Tensor:
-    """Random finite values `[rows, length]` of an element format, the largest in the first column."""
-    finite = torch.tensor([value for value in element.values if abs(value) <= element.max])
-    values = finite[torch.randint(len(finite), (rows, length), generator=torch.Generator().manual_seed(seed))]
-    values[:, 0] = element.max
-    return values
+    finite = torch.tensor([value for value in block.element.values if abs(value) <= block.element.max])
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.zeros(len(codes), length)
+    values[:, : block.block_size] = finite[torch.randint(len(finite), (len(codes), block.block_size), generator=generator)]
+    values[:, 0] = block.element.max
+    scales = torch.full((len(codes), length // block.block_size), block.scale.positive.index(1.0), dtype=torch.uint8)
+    scales[:, 0] = torch.tensor(codes, dtype=torch.uint8)
+    return of_values(values, block, scales)
 
 
 def ties(a: BlockFormat, b: BlockFormat) -> tuple[BlockTensor, BlockTensor]:
