@@ -39,6 +39,7 @@ TILES, TRITON, ACTIVATIONS = "accel/triton/_tiles.py", "accel/triton/_blocks.py"
 EXPERTS, LAYERS = "accel/triton/_experts.py", ("moe_experts",)
 PRODUCTS = "accel/triton/_products.py"
 PLACES, PACKING, LAYOUT = "accel/triton/_places.py", "accel/triton/_packing.py", "accel/triton/to_layout.py"
+ELEMENTWISE = "accel/triton/_elementwise.py"
 KERNEL_FAULTS = (
     Fault(
         "ties to even by half up",
@@ -241,6 +242,34 @@ KERNEL_FAULTS = (
         "activate(x, pattern, up, table_ptr, alpha, limit, NAME, GATED, STORED)",
         ("activate_quantize",),
     ),
+    Fault(
+        "a gate looked up by its neighbour",
+        TRITON,
+        "activated(high, word >> 16, float_of(up & -65536)",
+        "activated(high, word, float_of(up & -65536)",
+        ("activate_quantize",),
+    ),
+    Fault(
+        "a table rounded to another dtype",
+        ELEMENTWISE,
+        "gate_side(x, alpha, limit, FUNCTION, LIKE))",
+        "gate_side(x, alpha, limit, FUNCTION, tl.float32))",
+        ("activate_quantize",),
+    ),
+    Fault(
+        "lines of a run end to end",
+        PLACES,
+        "line.to(tl.int64) * stride_matrix + (first - line * k_blocks) * SIZE",
+        "first.to(tl.int64) * SIZE",
+        (*BLOCKS, "dequantize"),
+    ),
+    Fault(
+        "a line's programs all at its start",
+        PLACES,
+        "stride_matrix + (first - line * k_blocks) * SIZE",
+        "stride_matrix",
+        (*BLOCKS, "dequantize"),
+    ),
     Fault("sign lost in a look-up", ACTIVATIONS, "pattern & 0xFFFF", "pattern & 0x7FFF", ("silu",)),
     Fault("six words out of order", PACKING, "tl.join(first_high, second_low)", "tl.join(second_low, first_high)", BLOCKS),
     Fault("tile rows in order", LAYOUT, "byte % 16 // 4 * 32 + byte // 16", "byte // 4", ("to_layout",)),
@@ -324,6 +353,27 @@ PRODUCT_FAULTS = (
         ("matmul",),
     ),
     Fault(
+        "low x low sum lost",
+        PRODUCTS,
+        "    total = add_to_odd(total, tl.dot(x_low, y_low, out_dtype=tl.float64))\n",
+        "",
+        ("matmul",),
+    ),
+    Fault(
+        "split sums rounded to nearest",
+        PRODUCTS,
+        "tl.where((error != 0) & (bits & 1 == 0), bits + step, bits)",
+        "bits",
+        ("matmul",),
+    ),
+    Fault(
+        "mixed sum added without its rest",
+        PRODUCTS,
+        "total = add_to_odd(tl.dot(x_high, y_high, out_dtype=tl.float64), mixed)",
+        "total = tl.dot(x_high, y_high, out_dtype=tl.float64) + mixed",
+        ("matmul",),
+    ),
+    Fault(
         "tensor scales one at a time",
         PRODUCTS,
         "(a_factor[:, None] * b_factor[None, :]) * value",
@@ -395,7 +445,7 @@ FAULTS = (*KERNEL_FAULTS, *PRODUCT_FAULTS, *CORE_FAULTS)
 
 PRODUCTS_TRIED = (
     "mxfp4-k_33", "mxfp4-many_rows", "nvfp4-divided-few_rows", "nvfp4-many_rows-bias", "mxfp8_e5m2-mxfp8_e5m2-extremes-few",
-    "mxint8-specials", "nvfp4-specials", "mxfp4-every_scale",
+    "mxint8-specials", "nvfp4-specials", "mxfp4-every_scale", "mxfp8_e5m2-mxfp8_e5m2-ties", "nvfp4-nvfp4-every_scale_pair",
 )  # fmt: skip
 
 
@@ -408,7 +458,7 @@ def selected(op: str, all_cases) -> list:
     for case in all_cases(op):
         if op in BLOCKS:
             _, recipe, label = case.id.split("-", 2)
-            wanted = label in ("tails-bfloat16", "tails-bfloat16-per_row", "specials-float32") or (
+            wanted = label in ("tails-bfloat16", "tails-bfloat16-per_row", "specials-float32", "strided_long_rows") or (
                 recipe in ("ocp", "nvidia", "exact", "ocp_even", "ocp_ceil", "ocp_rceil", "ocp_ties_away")
                 and label.startswith(("binades-float32", "scale_turns"))
             )
@@ -422,6 +472,9 @@ def selected(op: str, all_cases) -> list:
                 chosen.append(case)
         elif op == "matmul":
             if case.id in PRODUCTS_TRIED:
+                chosen.append(case)
+        elif "every_gate" in case.id:
+            if case.format == "mxint8" and case.id.endswith("concatenated-every_gate-bfloat16"):
                 chosen.append(case)
         elif op in ("exp", "silu") or not any(words in case.id for words in ("every_b", "every_f", "random")):
             chosen.append(case)

@@ -14,10 +14,11 @@ import torch
 
 import mxref
 from mxref import registry
-from mxref.conformance import cases, contracts, failure, html_page, inputs, read_known_failures, runner, verify
+from mxref.conformance import cases, contracts, failure, html_page, inputs, operands, read_known_failures, runner, verify
 from mxref.conformance.cases import OPS, REPEATS, Case
 from mxref.conformance.refusals import refusals
 from mxref.conformance.runner import find_case, run_case
+from mxref.moe import ACTIVATIONS
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.uint8)
 
@@ -62,6 +63,10 @@ layers = (
     "mxfp4-mxfp8_e4m3-silu", "tails", "fp4-worst", "mxfp8_e4m3-worst", "mxfp4-every_addition_rounds",
     "nvfp4-interleaved_biases", "mxfp4-expert_map_terms", "nvfp4-weight_on_input", "nvfp4-empty", "vllm", "an_expert",
 )
+products = (
+    "ties", "ties-many_rows", "nvfp4-every_scale_pair", "mxfp4-mxfp4-near_scales-many_rows", "k_33", "specials",
+    "mxfp4-many_rows", "nvfp4-many_rows-bias", "extremes-few", "divided-few_rows", "mxfp4-every_scale",
+)
 for op in {ops}:
     for case in cases(op):
         if op in ("quantize", "qdq"):
@@ -74,6 +79,12 @@ for op in {ops}:
                 continue
         elif op == "encode" and ("every" in case.id or "random" in case.id):
             continue
+        elif op == "matmul":
+            if not case.id.endswith(products) or case.level > 1:
+                continue
+        elif op == "activate_quantize":
+            if not case.id.endswith("concatenated-every_gate-bfloat16") or case.format != "mxint8":
+                continue
         elif "random_patterns" in case.id:
             continue
         outcome = run_case(case, "triton", "cpu")
@@ -91,8 +102,9 @@ for op in {ops}:
         ("encode", "decode", "dequantize"),
         ("quantize",),
         ("qdq",),
-        ("exp", "sigmoid", "silu", "gelu_tanh", "swiglu_oai"),
+        ("exp", "sigmoid", "silu", "gelu_tanh", "swiglu_oai", "activate_quantize"),
         ("moe_experts",),
+        ("matmul",),
     ],
 )
 def test_triton_kernels_pass_in_the_interpreter(ops):
@@ -204,6 +216,39 @@ def test_every_scale_meets_every_turning_point():
     levels = {c.level for c in cases("qdq", 2) if "every_scale" in c.id and ("-ocp-" in c.id or "-nvidia-" in c.id)}
     others = {c.level for c in cases("qdq", 2) if "every_scale" in c.id and ("-ocp_" in c.id or "-exact-" in c.id)}
     assert levels == {1} and others == {2}
+
+
+def test_every_gate_meets_every_activation():
+    for dtype in (torch.bfloat16, torch.float16):
+        for layout in ("concatenated", "interleaved"):
+            hidden = inputs.every_gate(dtype, layout)
+            gate, up = hidden.chunk(2, -1) if layout == "concatenated" else (hidden[..., ::2], hidden[..., 1::2])
+            assert gate.numel() == 65536 and len(gate.view(torch.int16).unique()) == 65536 and (up > 0).all()
+    found = {case.id for case in cases("activate_quantize") if "every_gate" in case.id}
+    assert len(found) == len(mxref.BLOCK_FORMATS) * len(ACTIVATIONS) * 4
+
+
+def nearest_float32(exact: Fraction) -> float:
+    """Rounded to nearest even, in rationals; for normal numbers."""
+    exponent = max(e for e in range(-60, 61) if Fraction(2) ** e <= abs(exact))
+    unit = Fraction(2) ** (exponent - 23)
+    return float(round(exact / unit) * unit)  # round() of a Fraction rounds ties to even
+
+
+@pytest.mark.parametrize("a, b", [(a, b) for a in ("mxfp8_e4m3", "mxfp8_e5m2") for b in ("mxfp8_e4m3", "mxfp8_e5m2")])
+def test_ties_are_decided_by_the_smallest_products(a, b):
+    """In rationals: without the low x low products, or without the mixed ones, other dots round otherwise."""
+    q, w = operands.ties(mxref.BLOCK_FORMATS[a], mxref.BLOCK_FORMATS[b])
+    found = reference("matmul", q, w).diagonal().tolist()
+    needs_low, needs_mixed = 0, 0
+    for x, y, value in zip(mxref.dequantize(q).tolist(), mxref.dequantize(w).tolist(), found):
+        terms = [(Fraction(p) * Fraction(r), (abs(p) < 1) + (abs(r) < 1)) for p, r in zip(x, y)]
+        exact, low, mixed = sum(t for t, _ in terms), [t for t, n in terms if n == 2], [t for t, n in terms if n == 1]
+        assert value == nearest_float32(exact)
+        needs_low += nearest_float32(exact - sum(low)) != value
+        needs_mixed += nearest_float32(exact - sum(mixed)) != value
+    assert needs_low >= 4 and needs_mixed >= 8
+    assert {f"{a}-{b}-ties", f"{a}-{b}-ties-many_rows"} <= {case.id for case in cases("matmul")}
 
 
 def small_repeated(op, repeats=5):

@@ -129,9 +129,11 @@ def test_gradients_pass_through():
     assert torch.equal(x.grad, torch.ones_like(x))
 
 
-def test_without_a_compiler_it_says_so(monkeypatch):
-    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (None, "no-such-compiler"))
-    assert "no-such-compiler" in kernel("qdq", "inductor").requires()
+def test_without_a_compiler_it_says_so():
+    before = torch._inductor.config.cpp.cxx
+    with torch._inductor.config.patch({"cpp.cxx": (None, "no-such-compiler")}):  # monkeypatch would delete what it sets back
+        assert "no-such-compiler" in kernel("qdq", "inductor").requires()
+    assert torch._inductor.config.cpp.cxx == before  # other tests of this process compile
 
 
 KNOWN = [("ocp_mse", "searches"), ("ocp_ceil", None), ("ocp_even", None), ("quark_even_mxfp8", None)]

@@ -9,7 +9,7 @@ import torch
 
 import mxref
 from mxref.blocks import BlockTensor
-from mxref.conformance import inputs
+from mxref.conformance import inputs, operands
 from mxref.elements import ROUNDINGS
 from mxref.formats import BlockFormat
 from mxref.moe import ACTIVATIONS
@@ -165,6 +165,9 @@ def _block_inputs(format: str) -> Iterator[_Input]:
     yield _Input("strided_column", inputs.spread_normal(64, 1, seed=30, dtype=torch.bfloat16), 0)
     yield _Input("strided_row", inputs.spread_normal(3, 65, seed=31, dtype=torch.bfloat16)[:1, :64])
     yield _Input("strided_in_poison", inputs.in_poison(inputs.spread_normal(7, 77, seed=4, dtype=torch.bfloat16)))
+    long_rows = inputs.spread_normal(4, inputs.LONG_ROW, seed=50, dtype=torch.bfloat16)
+    yield _Input("strided_long_rows", long_rows[::2], others=2)
+    yield _Input("strided_long_rows_in_poison", inputs.in_poison(long_rows[:2].float()), others=2)
     yield _Input("strided_in_poison-axis_0", inputs.in_poison(inputs.spread_normal(77, 7, seed=4)), 0)
     yield _Input("one_element", torch.full((1, 1), -3.3))
     for empty in ((0, 64), (3, 0)):
@@ -214,6 +217,8 @@ def _dequantize() -> Iterator[Case]:
         yield Case("dequantize", f"{format}-empty", format, "float32", _call(empty))
         every_other_row = mxref.quantize(inputs.spread_normal(14, 77, seed=9), format)[::2]
         yield Case("dequantize", f"{format}-strided", format, "float32", _call(every_other_row))
+        long_rows = mxref.quantize(inputs.spread_normal(4, inputs.LONG_ROW, seed=50), format)[::2]
+        yield Case("dequantize", f"{format}-strided_long_rows", format, "float32", _call(long_rows))
         yield Case("dequantize", f"{format}-beyond_int32", format, "bfloat16", _quantized_tile(format), 2, REPEATS)
 
 
@@ -268,6 +273,15 @@ def _matmul() -> Iterator[Case]:
         for label, rows, columns, level in (("few", 13, 11, 1), ("many", 259, 130, 2)):
             given = _extremes(a_format, rows, 125, 3), _extremes(b_format, columns, 125, 4)
             yield Case("matmul", f"{a_format}-{b_format}-extremes-{label}", formats, "float32", _call(*given), level)
+        a_block, b_block = mxref.BLOCK_FORMATS[a_format], mxref.BLOCK_FORMATS[b_format]
+        for label, near in (("every_scale_pair", False), ("near_scales-many_rows", True)):
+            length = max(a_block.block_size, b_block.block_size)
+            given = [operands.one_block_a_scale(block, length, 52 + i, near) for i, block in enumerate((a_block, b_block))]
+            yield Case("matmul", f"{a_format}-{b_format}-{label}", formats, "float32", _call(*given))
+        if {a_format, b_format} <= {"mxfp8_e4m3", "mxfp8_e5m2"}:
+            x, y = operands.ties(a_block, b_block)
+            for label, rows in (("ties", x), ("ties-many_rows", x[torch.arange(4 * len(x.packed)) // 4])):
+                yield Case("matmul", f"{a_format}-{b_format}-{label}", formats, "float32", _call(rows, y))
         large = _spread(300, 1000, 33, a_format), _spread(200, 1000, 34, b_format)
         yield Case("matmul", f"{a_format}-{b_format}-large", formats, "float32", _call(*large), 2)
     for format, block in mxref.BLOCK_FORMATS.items():
@@ -518,6 +532,10 @@ def _activate_quantize() -> Iterator[Case]:
                 given = hidden[label]
                 arguments = _call(given, format, seed=seed, **arguments)
                 yield Case("activate_quantize", case, format, _short(given.dtype), arguments)
+            for dtype in (torch.bfloat16, torch.float16):
+                case = f"{format}-{activation}-{layout}-every_gate-{_short(dtype)}"
+                arguments = _call(inputs.every_gate(dtype, layout), format, activation=activation, gate_up=layout)
+                yield Case("activate_quantize", case, format, _short(dtype), arguments)
 
 
 def _to_layout() -> Iterator[Case]:

@@ -10,12 +10,24 @@ from mxref.formats import BlockFormat, ElementFormat
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 TILE = (4096, 256)  # what is repeated on a device to more than 2^31 elements
 TILE_ELEMENTS = math.prod(TILE)
+LONG_ROW = 8192  # elements: several programs of a kernel
 POISON_BYTE = 0xAB
 
 
 def every_pattern(dtype: torch.dtype) -> torch.Tensor:
     """All 65,536 values of a 16-bit dtype."""
     return torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype)
+
+
+@lru_cache(maxsize=4)
+def every_gate(dtype: torch.dtype, gate_up: str) -> torch.Tensor:
+    """Rows of gates, all 65,536 values of a 16-bit dtype in order, and ups that bring their products near 1: so every format
+    tells one gate from the next. A row is long enough to be the work of several programs."""
+    gate = every_pattern(dtype).reshape(-1, LONG_ROW)
+    _, exponent = torch.frexp(gate.float().nan_to_num(1.0, 1.0, 1.0))
+    limit = -math.frexp(torch.finfo(dtype).smallest_normal)[1]
+    up = torch.ldexp(torch.ones_like(gate), -exponent.clamp(-limit, limit)).to(dtype)
+    return torch.stack((gate, up), -1).flatten(-2) if gate_up == "interleaved" else torch.cat((gate, up), -1)
 
 
 def random_patterns(count: int, seed: int) -> torch.Tensor:
