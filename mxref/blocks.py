@@ -4,7 +4,7 @@ Arguments are checked first and become a plan; then chunks of blocks that stay i
 decoded or both.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,7 +12,7 @@ import torch
 from mxref.block_codec import decode_blocks, encode_blocks, rotate
 from mxref.elements import canonical, check_codes, check_dtype, check_float, check_seed, check_tensor, philox
 from mxref.faults import after
-from mxref.formats import BlockFormat, block_format, check_choice, check_number, check_type
+from mxref.formats import FLOAT_MAX, BlockFormat, block_format, check_choice, check_number, check_type
 from mxref.grid import Grid
 from mxref.orders import ENCODE_ORDERS, TensorScale
 from mxref.packing import check_packed, pack_codes, unpack_codes
@@ -50,9 +50,7 @@ class BlockTensor:
         if any(isinstance(part, torch.Tensor) and part.device != self.device for part in (self.scales, self.tensor_scale)):
             raise ValueError(f"packed is on {self.device}, scales or tensor_scale elsewhere: expected one device")
         stored = [*self.packed.shape[:-1], self.length]
-        check_number("axis", self.axis, -self.ndim, self.ndim - 1, f"an axis of codes {stored}, an int")
-        object.__setattr__(self, "axis", self.axis if self.axis < 0 else self.axis - self.ndim)
-        _blocked_axis("codes", self.shape, self.axis, self.recipe)
+        object.__setattr__(self, "axis", _blocked_axis("codes", stored, self.axis, self.recipe, self.length))
         expected = self._grid.scale_shape
         if tuple(self.scales.shape) != expected:
             raise ValueError(f"scales has shape {list(self.scales.shape)}: codes {list(self.shape)} need {list(expected)}")
@@ -254,6 +252,8 @@ def qdq(
 
 
 class _StraightThrough(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(x, call, gradient):
         scale, axis = "none" if call.given_tensor_scale is None else call.given_tensor_scale, call.grid.axis
@@ -289,9 +289,8 @@ def _largest(plan: "_Plan") -> torch.Tensor:
     q, recipe = _quantize(plan), replace(plan.recipe, transform=None)
     codes = torch.full_like(q.codes, q.format.element.max_code)
     packed = pack_codes(codes.movedim(q.axis, -1), q.format.element.bits)
-    return _dequantize(
-        BlockTensor.trusted(packed, q.length, q.scales, q.tensor_scale, q.format, recipe, q.axis), torch.float32
-    )
+    largest = BlockTensor.trusted(packed, q.length, q.scales, q.tensor_scale, q.format, recipe, q.axis)
+    return _dequantize(largest, torch.float32)
 
 
 def _gather(
@@ -380,6 +379,8 @@ def check_quantize(x, format, recipe, tensor_scale, axis, seed) -> QuantizeCall:
         tensor_scale = check_tensor_scale(tensor_scale, grid, format).to(x.device)
     elif format.tensor_scale:
         tensor_scale = "per_tensor"
+    if isinstance(tensor_scale, str) and recipe.largest(format) > FLOAT_MAX:
+        raise ValueError(f"tensor_scale={tensor_scale!r}: {format.name} holds more than float32, so a scale must be given")
     return QuantizeCall(x.detach().resolve_neg(), grid, format, recipe, tensor_scale, seed)
 
 
@@ -387,7 +388,7 @@ def _plan(call: QuantizeCall, row_ids: torch.Tensor | None = None) -> _Plan:
     """A checked call, with what each block needs. `row_ids`: see `quantize_rows`."""
     x, grid, recipe = call.x, call.grid, call.recipe
     blocks = grid.to_blocks(rotate(x, recipe.transform, grid.axis))
-    scale = call.tensor_scale(lambda granularity: _finite_amax(blocks, granularity, grid))
+    scale = call.tensor_scale(lambda granularity: amax_of_scales(_amax_of_blocks(blocks, grid), granularity, grid))
     one = torch.ones((), device=x.device)
     scale_of_each_block = TensorScale(*(grid.scales_to_blocks(s) for s in scale or (one, one) if s is not None))
     index = None
@@ -397,18 +398,19 @@ def _plan(call: QuantizeCall, row_ids: torch.Tensor | None = None) -> _Plan:
     return _Plan(blocks, grid, call.format, recipe, scale and scale.stored, scale_of_each_block, index, call.seed)
 
 
-def _finite_amax(blocks: torch.Tensor, granularity: str, grid: Grid) -> torch.Tensor:
-    """Largest finite magnitude for each tensor scale, float32, shaped to broadcast to the logical shape; 0 where empty."""
+def _amax_of_blocks(blocks: torch.Tensor, grid: Grid) -> torch.Tensor:
     largest = torch.zeros(grid.block_count, dtype=torch.float32, device=blocks.device)
     for part in grid.chunks():
         largest[part] = blocks[part].float().abs().nan_to_num_(nan=0.0, posinf=0.0).amax(-1)
+    return largest
+
+
+def amax_of_scales(largest: torch.Tensor, granularity: str, grid: Grid) -> torch.Tensor:
+    """Largest finite magnitude for each tensor scale, from those of blocks, shaped to broadcast to `grid.shape`; or 0."""
     amax, ndim = grid.scales_from_blocks(largest), len(grid.shape)
-    if granularity == "per_tensor":
-        return amax.amax() if amax.numel() else amax.new_zeros(())
-    reduced = [grid.axis + ndim] if granularity == "per_row" else list(range(1, ndim))
-    if amax.numel() == 0:
-        return amax.new_zeros([1 if i in reduced else n for i, n in enumerate(amax.shape)])
-    return amax.amax(reduced, keepdim=True)
+    reduced = {"per_tensor": range(ndim), "per_row": (grid.axis + ndim,)}.get(granularity, range(1, ndim))
+    reduce = amax.amax if amax.numel() else amax.sum  # which is 0
+    return reduce(tuple(reduced), keepdim=granularity != "per_tensor")
 
 
 def check_tensor_scale(given: torch.Tensor, grid: Grid, format: BlockFormat) -> torch.Tensor:
@@ -449,14 +451,14 @@ def check_scale(argument: str, given: torch.Tensor, others: str = "") -> None:
         raise ValueError(f"{argument} holds {given[~valid][0].item()}: expected finite values > 0")
 
 
-def _blocked_axis(argument: str, shape: torch.Size, axis: int, recipe: Recipe) -> int:
-    """`axis`, negative; raises unless `shape` has it and `recipe` can block it along `axis`."""
+def _blocked_axis(argument: str, shape: Sequence[int], axis: int, recipe: Recipe, length: int | None = None) -> int:
+    """`axis`, negative; raises unless `shape` has it and `recipe` can block its `length` (None: shape[axis]) elements."""
     shape, axes = list(shape), len(shape)
     check_number("axis", axis, -axes, axes - 1, f"an axis of {argument} {shape}, an int")
     axis = axis if axis < 0 else axis - axes
     if recipe.block_rows > 1 and (axes < 2 or axis not in (-1, -2)):
         expected = f"one of the last two axes: recipe {recipe.name!r} has blocks of {recipe.block_rows} rows"
         raise ValueError(f"axis={axis} of {argument} {shape}: expected {expected}")
-    if recipe.transform is not None and shape[axis] % recipe.transform.size:
+    if recipe.transform is not None and (shape[axis] if length is None else length) % recipe.transform.size:
         raise ValueError(f"{argument} {shape}: the transform needs a multiple of {recipe.transform.size} along axis {axis}")
     return axis

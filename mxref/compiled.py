@@ -202,7 +202,7 @@ def _call_of(tensors: Sequence, ints: Sequence, literal: str) -> tuple[str, tupl
 
 
 def call_in_graph(name: str, args: tuple, kwargs: dict) -> Any:
-    """Put a call of an op into the graph that is being traced."""
+    """Put a call of an op into the graph that is being traced, or make it for all that `torch.vmap` maps over."""
     tensors, ints = [], []
 
     def placed(argument: str, value: Any) -> Any:
@@ -213,6 +213,8 @@ def call_in_graph(name: str, args: tuple, kwargs: dict) -> Any:
         written = ("tuple", *[placed("", value) for value in args], *[placed(*item) for item in kwargs.items()])
     except TypeError:
         written = None
+    if not torch.compiler.is_compiling() and (written is None or name not in OUTLINES):
+        raise TypeError(f"{name} under torch.vmap: call it in a loop, since what it takes or returns is no stack of tensors")
     if written is None or name not in OUTLINES:
         return torch.compiler.disable(registry.OPS[name])(*args, **kwargs)  # between two graphs
     outline = _outline(name, args, kwargs)
@@ -238,6 +240,17 @@ def _owned(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> l
     """`outputs`, contiguous and none of them a part of `inputs`, as a graph demands."""
     taken, outputs = {x.untyped_storage().data_ptr() for x in inputs}, [output.contiguous() for output in outputs]
     return [output.clone() if output.untyped_storage().data_ptr() in taken else output for output in outputs]
+
+
+@_call.register_vmap
+def _(info, in_dims, tensors, ints, literal):
+    """Call by call, so that each means what it would alone: a computed tensor scale is of one."""
+    if info.batch_size == 0:
+        raise ValueError("torch.vmap over an axis of size 0: expected at least one call")
+    alone = [[x if dim is None else x.select(dim, i) for x, dim in zip(tensors, in_dims[0])] for i in range(info.batch_size)]
+    results = [torch.ops.mxref.call(given, ints, literal) for given in alone]
+    outputs = [torch.stack(parts) for parts in zip(*results)]
+    return outputs, [0] * len(outputs)
 
 
 @_call.register_fake

@@ -139,15 +139,15 @@ def _quotient(numerator: float, divisor: float) -> Fraction | float:
 
 def _element_step(x: float, quotient: Fraction | float, code: int, decoded: float, element: ElementFormat) -> ElementStep:
     magnitude = abs(quotient)
-    below = max((v for v in element.positive if v <= magnitude), default=0.0)
-    above = min((v for v in element.positive if v >= magnitude), default=element.max)
+    below = max((v for v in element.positive if v <= magnitude), default=math.nan)  # a NaN has no neighbours
+    above = min((v for v in element.positive if v >= magnitude), default=min(magnitude, element.max))
     sign = -1.0 if quotient < 0 else 1.0
     return ElementStep(
         x=x,
         quotient=float(quotient),
         below=sign * below,
         above=sign * above,
-        tie=below != above and 2 * magnitude == Fraction(below) + Fraction(above),
+        tie=below < above and 2 * magnitude == Fraction(below) + Fraction(above),
         saturated=magnitude > element.max,
         code=code,
         bits=_bit_fields(code, element),

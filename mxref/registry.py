@@ -96,7 +96,7 @@ def _from_environment() -> _Selection:
     return _Selection(tuple(names), check=os.environ.get("MXREF_CHECK", "0") not in ("", "0"))
 
 
-call_in_graph: Callable[[str, tuple, dict], Any] | None = None  # how a call gets into a graph that is traced: mxref.compiled
+call_in_graph: Callable[[str, tuple, dict], Any] | None = None  # how a traced or mapped call is made: mxref.compiled
 
 _ENVIRONMENT = _from_environment()
 _SELECTION: ContextVar[_Selection] = ContextVar("mxref_selection", default=_ENVIRONMENT)
@@ -112,6 +112,12 @@ def op_without_gradient(reference: Callable) -> Callable:
     return _op(reference, has_gradient=False)
 
 
+def _is_mapped() -> bool:
+    """Whether `torch.vmap` is what calls, whose tensors show the shapes of one call and hold many."""
+    transform = torch._C._functorch.peek_interpreter_stack()
+    return transform is not None and transform.key() == torch._C._functorch.TransformType.Vmap
+
+
 def _op(reference: Callable, has_gradient: bool) -> Callable:
     name = reference.__name__
     if name in OPS:
@@ -119,7 +125,7 @@ def _op(reference: Callable, has_gradient: bool) -> Callable:
 
     @functools.wraps(reference)
     def call(*args, **kwargs):
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or _is_mapped():
             return call_in_graph(name, args, kwargs)
         require_subnormals()
         function, selection = reference, _SELECTION.get()

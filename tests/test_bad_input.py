@@ -683,3 +683,16 @@ def test_flushed_subnormals_are_refused(op):
     for tensor, expected in zip(tensors_in(list(arguments.values())), before, strict=True):
         assert_same_bits(tensor, expected)
     function_of(op)(**arguments)
+
+
+def test_a_format_beyond_float32_needs_a_given_tensor_scale():
+    """Element times scale can be more than float32 holds: then no computed scale maps a largest magnitude to it."""
+    element = mxref.ElementFormat("large", exponent_bits=5, mantissa_bits=2, bias=-80)
+    scale = mxref.ElementFormat("scale", exponent_bits=4, mantissa_bits=3, bias=-60, specials="nan")
+    format = mxref.BlockFormat("own", element, scale, 16, tensor_scale=True)
+    x = torch.full((2, 16), element.max)
+    for how in (None, "per_tensor", "per_row", "per_expert"):
+        for op in (mxref.quantize, mxref.qdq):
+            with pytest.raises(ValueError, match="own holds more than float32, so a scale must be given"):
+                op(x, format, tensor_scale=how)
+    assert torch.equal(mxref.qdq(x, format, tensor_scale=torch.tensor(1 / scale.max)), x)

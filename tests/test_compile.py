@@ -481,3 +481,28 @@ def test_a_producers_recipe_travels_with_its_faults(format, recipe):
         return q, mxref.dequantize(q, torch.bfloat16)
 
     assert_same(torch.compile(function, backend=Graphs(), fullgraph=True)(x), function(x))
+
+
+def test_vmap_is_a_loop():
+    """Each call means what it would alone, a tensor scale and the axis of the stack included."""
+    x, w = torch.randn(3, 5, 32), mxref.quantize(torch.randn(8, 32), "nvfp4")
+    for step in (
+        lambda v: mxref.qdq(v, "nvfp4"),
+        lambda v: mxref.matmul(mxref.quantize(v, "nvfp4"), w),
+        lambda v: functions.swiglu(v, v * 2),
+        torch.func.grad(lambda v: (mxref.qdq(v, "mxfp4") * v).sum()),
+    ):
+        assert difference(torch.vmap(step)(x), torch.stack([step(v) for v in x])) is None
+        mapped = torch.vmap(step, in_dims=1, out_dims=1)(x)
+        assert difference(mapped, torch.stack([step(v) for v in x.unbind(1)], 1)) is None
+    watched = x.clone().requires_grad_()
+    torch.vmap(lambda v: mxref.qdq(v, "mxfp4"))(watched).sum().backward()
+    assert torch.equal(watched.grad, torch.ones_like(x))
+    assert torch.equal(torch.func.jacrev(lambda v: mxref.qdq(v, "mxfp4"))(x[0, 0]), torch.eye(32))
+
+
+def test_what_vmap_cannot_stack_says_so():
+    with pytest.raises(TypeError, match="explain under torch.vmap: call it in a loop"):
+        torch.vmap(lambda v: (mxref.explain(v, "mxfp4"), v)[1])(torch.randn(2, 32))
+    with pytest.raises(ValueError, match="over an axis of size 0"):
+        torch.vmap(lambda v: mxref.qdq(v, "mxfp4"))(torch.randn(0, 32))

@@ -70,7 +70,7 @@ def check_elements(explanation: mxref.Explanation, x: np.ndarray, quotients: lis
         assert element.integer or [len(part) for part in e.bits.split(".")] == fields, where
         assert same(e.error, e.decoded - value), where
         if isinstance(quotient, float) and math.isnan(quotient):
-            assert not e.tie and not e.saturated, where
+            assert not e.tie and not e.saturated and math.isnan(e.below) and math.isnan(e.above), where
             continue
         magnitude = abs(quotient)
         assert e.saturated is bool(magnitude > element.max), where

@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from accel._recipes import unknown_to_decode, unknown_to_encode
 from accel.inductor import _blocks
-from mxref.blocks import QuantizeCall
+from mxref.blocks import QuantizeCall, amax_of_scales
 from mxref.elements import canonical
 from mxref.grid import Grid
 from mxref.recipes import Recipe
@@ -83,15 +83,9 @@ def scale_of_blocks(scale: torch.Tensor | None, grid: Grid) -> torch.Tensor:
 
 def _finite_amax(blocks: torch.Tensor, call: QuantizeCall, granularity: str) -> torch.Tensor:
     """Largest finite magnitudes, float32, shaped to broadcast to x; 0 where empty."""
-    per_tensor, grid, ndim = granularity == "per_tensor", call.grid, call.x.ndim
-    amax = run(_blocks.finite_amax, blocks, dims=(0, 1) if per_tensor else (1,))
-    if per_tensor:
-        return amax.reshape(()) if amax.numel() else amax.new_zeros(())
-    amax = grid.scales_from_blocks(amax)
-    reduced = [grid.axis + ndim] if granularity == "per_row" else list(range(1, ndim))
-    if amax.numel() == 0:
-        return amax.new_zeros([1 if i in reduced else n for i, n in enumerate(amax.shape)])
-    return amax.amax(reduced, keepdim=True)
+    if granularity == "per_tensor" and len(blocks):
+        return run(_blocks.finite_amax, blocks, dims=(0, 1)).reshape(())
+    return amax_of_scales(run(_blocks.finite_amax, blocks, dims=(1,)).reshape(-1), granularity, call.grid)
 
 
 def restored(grid: Grid, values: torch.Tensor, nan_blocks: torch.Tensor | None = None) -> torch.Tensor:
