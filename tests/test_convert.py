@@ -659,6 +659,23 @@ def test_torchao_reads_what_is_written(source, size, format, tmp_path):
             assert_same_bits(weights[name], ours[name], name)
 
 
+@pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="torchao is not installed")
+def test_transformers_loads_what_is_written_for_torchao(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    from tiny_models import tiny_model
+
+    tiny_model("qwen3moe").save_pretrained(tmp_path / "in")
+    convert_checkpoint(tmp_path / "in", tmp_path / "out", to="torchao", format="mxfp4", ignore=["*.mlp.experts"])
+    model, loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not loaded["missing_keys"] and not loaded["unexpected_keys"]
+    ours = load_checkpoint(tmp_path / "out")
+    assert len(ours.quantized) == 8
+    for name in ours.quantized:
+        theirs = model.get_parameter(name)
+        assert type(theirs).__name__ == "MXTensor"
+        assert_same_bits(theirs.dequantize(torch.float32), mxref.dequantize(ours[name].tensor), name)
+
+
 def test_torchaos_own_file_is_written_as_it_was(tmp_path):
     """But for names: its header lists experts that are one stack in memory, its file holds them apart."""
     source = DATA / "torchao-mxfp4-qwen3moe"
