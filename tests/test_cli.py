@@ -393,16 +393,19 @@ def test_compare_refuses_files_that_hold_no_such_tensor(tmp_path):
     import torch
 
     np.save(tmp_path / "wide.npy", np.zeros(3))
+    np.savez(tmp_path / "two.npz", a=np.ones(3), b=np.ones(3))
     torch.save({"a": torch.ones(3), "b": torch.ones(3)}, tmp_path / "two.pt")
-    for name in ("bad.pt", "bad.npy", "bad.safetensors"):
+    for name in ("bad.pt", "bad.npy", "bad.npz", "bad.safetensors"):
         (tmp_path / name).write_text("garbage")
         assert f"is no {(tmp_path / name).suffix} file of tensors" in refusal(
             mxref_command("compare", tmp_path / name, "--recipes", "ocp,ocp_even")
         )
     compare = ("--recipes", "ocp,ocp_even")
-    assert "float64: expected a tensor of" in refusal(mxref_command("compare", tmp_path / "wide.npy", *compare))
-    assert "no tensor is named" in refusal(mxref_command("compare", tmp_path / "two.pt", *compare))
-    assert "tensor='c'" in refusal(mxref_command("compare", tmp_path / "two.pt", "--tensor", "c", *compare))
+    wide = refusal(mxref_command("compare", tmp_path / "wide.npy", *compare))
+    assert "float64: expected a tensor of torch.float32, torch.bfloat16, torch.float16; round it to one of them" in wide
+    for name in ("two.pt", "two.npz"):
+        assert "no tensor is named" in refusal(mxref_command("compare", tmp_path / name, *compare))
+        assert "tensor='c'" in refusal(mxref_command("compare", tmp_path / name, "--tensor", "c", *compare))
 
 
 # The program
