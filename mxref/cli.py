@@ -26,6 +26,7 @@ from mxref.recipes import RECIPES
 
 if TYPE_CHECKING:
     from mxref.checkpoints import Change, Finding
+    from mxref.conformance.report import Outcome
 
 NEGATIVE, BAD_USAGE, INTERRUPTED = 1, 2, 130
 PLAIN_WIDTH = 140  # columns where the output is no terminal
@@ -565,12 +566,16 @@ def verify_command(
         typer.Option("--known-failures", metavar="FILE", help="Failures to expect, one 'op id reason' a line; # comments."),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="A refused case is a failure.")] = False,
+    allow_refused: Annotated[
+        bool, typer.Option("--allow-refused", help="Exit code 0 even where every case is refused.")
+    ] = False,
     json_file: JsonOption = None,
     html_file: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page to read.")] = None,
 ) -> None:
     """Whether a backend keeps its contract, nearly always the bits of the reference on the CPU, case by case.
 
-    Exit code 1 if a case fails, or passes although --known-failures lists it; 2 if that file lists what is not run.
+    Exit code 1 if a case fails, passes although --known-failures lists it, or if all are refused, so that nothing is
+    verified; 2 if that file lists what is not run.
     """
     from mxref.conformance.html import html_page
     from mxref.conformance.runner import check_device, find_case, run_case, verify
@@ -588,7 +593,8 @@ def verify_command(
             check_device(device)
             outcome = run_case(find_case(ops, case), backend, device, strict)
             _deliver(json_file, outcome, lambda: print(outcome.failure or outcome.refused or "passed"))
-            raise typer.Exit(NEGATIVE if outcome.failure else 0)
+            _end_verification([outcome], allow_refused)
+            return
         report = verify(
             backend,
             ops=None if ops is None else _names(ops),
@@ -604,8 +610,16 @@ def verify_command(
         with _usage_errors():
             _write(html_file, html_page(report))
     _deliver(json_file, report.record(), lambda: print(report))
-    if report.failed:
+    _end_verification(report.outcomes, allow_refused)
+
+
+def _end_verification(outcomes: Sequence["Outcome"], allow_refused: bool) -> None:
+    """End with a negative result if a case failed, or if there is nothing that was verified."""
+    if any(outcome.kind == "failed" for outcome in outcomes):
         raise typer.Exit(NEGATIVE)
+    if not allow_refused and all(outcome.kind == "refused" for outcome in outcomes):
+        count = f"all {len(outcomes)} cases were" if len(outcomes) > 1 else "the case was"
+        _fail(f"{count} refused, so nothing was verified; --allow-refused makes that exit code 0", NEGATIVE)
 
 
 @app.command("inspect")
