@@ -15,9 +15,9 @@ lint: $(READY)
 	$(BIN)/pip install -q -c constraints.txt ruff
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
-bench: $(READY)           ## CPU benchmarks, beside other libraries
+bench: $(READY)           ## CPU benchmarks, beside floors and other libraries
 	$(BIN)/pip install -q -c constraints.txt -e '.[test,peers]'
-	$(BIN)/python -m pytest benchmarks --benchmark-only
+	$(BIN)/mxref bench
 
 docs: $(READY)            ## the book of the formats: docs/_build/html/index.html
 	$(BIN)/pip install -q -c constraints.txt -e '.[test,docs]'

@@ -26,6 +26,8 @@ from mxref.recipes import RECIPES
 
 if TYPE_CHECKING:
     from mxref.checkpoints import Change, Finding
+    from mxref.commands.bench import Timing
+    from mxref.conformance.report import Outcome
 
 NEGATIVE, BAD_USAGE, INTERRUPTED = 1, 2, 130
 PLAIN_WIDTH = 140  # columns where the output is no terminal
@@ -580,12 +582,16 @@ def verify_command(
         typer.Option("--known-failures", metavar="FILE", help="Failures to expect, one 'op id reason' a line; # comments."),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="A refused case is a failure.")] = False,
+    allow_refused: Annotated[
+        bool, typer.Option("--allow-refused", help="Exit code 0 even where every case is refused.")
+    ] = False,
     json_file: JsonOption = None,
     html_file: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page to read.")] = None,
 ) -> None:
     """Whether a backend keeps its contract, nearly always the bits of the reference on the CPU, case by case.
 
-    Exit code 1 if a case fails, or passes although --known-failures lists it; 2 if that file lists what is not run.
+    Exit code 1 if a case fails, passes although --known-failures lists it, or if all are refused, so that nothing is
+    verified; 2 if that file lists what is not run.
     """
     from mxref.conformance.html import html_page
     from mxref.conformance.runner import check_device, find_case, run_case, verify
@@ -603,7 +609,8 @@ def verify_command(
             check_device(device)
             outcome = run_case(find_case(ops, case), backend, device, strict)
             _deliver(json_file, outcome, lambda: print(outcome.failure or outcome.refused or "passed"))
-            raise typer.Exit(NEGATIVE if outcome.failure else 0)
+            _end_verification([outcome], allow_refused)
+            return
         report = verify(
             backend,
             ops=None if ops is None else _names(ops),
@@ -619,8 +626,87 @@ def verify_command(
         with _usage_errors():
             _write(html_file, html_page(report))
     _deliver(json_file, report.record(), lambda: print(report))
-    if report.failed:
+    _end_verification(report.outcomes, allow_refused)
+
+
+def _end_verification(outcomes: Sequence["Outcome"], allow_refused: bool) -> None:
+    """End with a negative result if a case failed, or if there is nothing that was verified."""
+    if any(outcome.kind == "failed" for outcome in outcomes):
         raise typer.Exit(NEGATIVE)
+    if not allow_refused and all(outcome.kind == "refused" for outcome in outcomes):
+        count = f"all {len(outcomes)} cases were" if len(outcomes) > 1 else "the case was"
+        _fail(f"{count} refused, so nothing was verified; --allow-refused makes that exit code 0", NEGATIVE)
+
+
+@app.command("bench")
+def bench_command(
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Benchmarks to run; none: all.")] = None,
+    device: Annotated[str, typer.Option(metavar="cpu|cuda", help="Whose benchmarks.")] = "cpu",
+    listed: Annotated[bool, typer.Option("--list", help="Say which there are, and run none.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Tiny sizes, one round: do they run? (cpu)")] = False,
+    json_file: JsonOption = None,
+) -> None:
+    """How fast everything is beside a floor of the same run, such as a copy. It needs a checkout of the repository.
+
+    Nothing is timed before it is checked, kernels against the reference, bit for bit. Exit code 1 if anything is wrong: then
+    no JSON is written, and no number of that benchmark shown.
+    """
+    from mxref.commands.bench import BenchmarkFailed, find_benchmarks, merged, run_benchmark, timings
+
+    if json_file not in (None, "-") and not Path(json_file).absolute().parent.is_dir():
+        _fail(f"--json={json_file!r}: its directory does not exist")
+    with _usage_errors():
+        benchmarks = find_benchmarks(device, names or ())
+        if listed:
+            facts = [{"name": b.name, "device": b.device, "summary": b.summary} for b in benchmarks]
+            _deliver(json_file, facts, lambda: _print(_facts_table(None, facts)))
+            return
+        _check_bench(device, quick)
+    records, failed = [], []
+    with _progress_bar("timed") as on_progress:
+        for benchmark in benchmarks:
+            try:
+                record = run_benchmark(benchmark, quick, on_progress)
+            except BenchmarkFailed as failure:
+                print(f"{benchmark.name}: FAILED, no number\n{failure}", file=sys.stderr)
+                failed.append(benchmark.name)
+                continue
+            except KeyboardInterrupt:
+                _fail(f"interrupted during {benchmark.name}: nothing is written", INTERRUPTED)
+            records.append(record)
+            if json_file != "-":
+                _print(_timings_table(benchmark.summary, timings(record)))
+    if failed:
+        _fail(f"{', '.join(failed)} failed: no JSON is written", NEGATIVE)
+    _deliver(json_file, merged(records), lambda: None)
+
+
+def _check_bench(device: str, quick: bool) -> None:
+    """Raise unless the benchmarks of `device` can run here."""
+    import importlib.util
+
+    from mxref.conformance.runner import check_device
+
+    check_device(device)
+    if device == "cuda" and quick:
+        raise ValueError("--quick is for the CPU: the GPU's benchmarks have no tiny sizes")
+    for module, package in (("pytest_benchmark", "pytest-benchmark"), ("ml_dtypes", "ml-dtypes")):
+        if device == "cpu" and importlib.util.find_spec(module) is None:
+            raise ImportError(f"the benchmarks need {package}: pip install -e '.[test]'")
+
+
+def _timings_table(title: str, rows: Sequence["Timing"]) -> Table:
+    table = _table(title, "op", "format", "dtype", "size", "who", "median ms", "times the floor", "floor", "bits")
+    for name in ("median ms", "times the floor"):
+        next(column for column in table.columns if column.header == name).justify = "right"
+    for row in rows:
+        ms = "" if row.seconds is None else f"{1e3 * row.seconds:.4g}"
+        ratio = "" if row.ratio is None else f"{row.ratio:.3g}"
+        size = "x".join(map(str, row.size))
+        table.add_row(
+            *map(escape, (row.op, row.format, row.dtype, size, row.contender, ms, ratio, row.floor or "", row.note))
+        )
+    return table
 
 
 @app.command("inspect")

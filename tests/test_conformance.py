@@ -11,11 +11,13 @@ from fractions import Fraction
 
 import pytest
 import torch
+from planted import planted
 
 import mxref
 from mxref import registry
 from mxref.conformance import cases, contracts, failure, html_page, inputs, operands, read_known_failures, runner, verify
 from mxref.conformance.cases import OPS, REPEATS, Case
+from mxref.conformance.processes import run_shared
 from mxref.conformance.refusals import refusals
 from mxref.conformance.runner import find_case, run_case
 from mxref.moe import ACTIVATIONS
@@ -190,6 +192,7 @@ def test_the_commands():
     }
     assert all(row.keys() >= {"formats", "dtypes", "devices", "contract", "here", "refuses"} for row in listed)
     assert [row["refuses"] for row in listed if row["op"] == "encode"] == [["e8m0 is a scale format"]]
+    assert run("kernels").stderr == ""
 
 
 # cases
@@ -488,7 +491,8 @@ def test_the_commands_with_a_wrong_kernel(offer, tmp_path):
     one = command("verify", "wrong", "--op", "relu2", "--case", "every_float16")
     assert one.exit_code == 1 and "argument 0" in one.stdout and "again: mxref verify wrong" in one.stdout
     refused = ("verify", "wrong", "--op", "relu2", "--case", "strided")
-    assert command(*refused).stdout == "not <contiguous>\n" and command(*refused).exit_code == 0
+    assert command(*refused).stdout == "not <contiguous>\n" and command(*refused).exit_code == 1
+    assert command(*refused, "--allow-refused").exit_code == 0
     assert command(*refused, "--strict").exit_code == 1
     page, record = tmp_path / "page.html", tmp_path / "record.json"
     assert command("verify", "wrong", "--html", page, "--json", record).exit_code == 1
@@ -497,6 +501,80 @@ def test_the_commands_with_a_wrong_kernel(offer, tmp_path):
     early = command("verify", "wrong", "--html", tmp_path / "none" / "page.html")
     assert early.exit_code == 2 and "its directory does not exist" in early.stderr and early.stdout == ""
     assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html", "record.json"]
+
+
+def test_where_everything_is_refused_nothing_was_verified(offer):
+    offer("relu2", lambda x: x, requires=lambda: "no such chip")
+    result = command("verify", "wrong")
+    assert result.exit_code == 1 and "6 refused" in result.stdout
+    assert result.stderr == (
+        "error: all 6 cases were refused, so nothing was verified; --allow-refused makes that exit code 0\n"
+    )
+    allowed = command("verify", "wrong", "--allow-refused", "--json", "-")
+    assert allowed.exit_code == 0 and json.loads(allowed.stdout)["refused"] == 6 and allowed.stderr == ""
+
+
+DEADLY = """
+import os
+
+import torch
+
+import mxref
+from mxref.registry import Kernel
+
+
+def relu2(x):
+    if x.dtype == torch.float16:
+        os.kill(os.getpid(), 9)
+    if x.dtype == torch.bfloat16 or x.numel() == 0:
+        os._exit(3)
+    with mxref.use():
+        return mxref.functions.relu2(x)
+
+
+KERNEL = Kernel("relu2", "deadly", relu2, "bitexact", ("cpu",), (torch.float32, torch.bfloat16, torch.float16))
+"""
+
+
+def test_a_kernel_that_kills_its_process_fails(tmp_path):
+    planted(tmp_path, "deadly", DEADLY, ["relu2"])
+    run = [sys.executable, "-m", "mxref", "verify", "deadly", "--workers", "2", "--json", "-"]
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    result = subprocess.run(run, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": path})
+    record = json.loads(result.stdout)
+    assert result.returncode == 1 and (record["passed"], record["failed"], record["refused"]) == (3, 3, 0)
+    assert {failure["id"]: failure["difference"] for failure in record["failures"]} == {
+        "every_bfloat16": "the process that ran it died with exit code 3",
+        "every_float16": "the process that ran it died by SIGKILL",
+        "empty": "the process that ran it died with exit code 3",
+    }
+    assert record["failures"][0]["repeat"] == "mxref verify deadly --device cpu --op relu2 --case every_bfloat16"
+
+
+def test_after_some_deaths_the_rest_of_a_group_is_not_run():
+    group = ("relu2", "-", "float32", False)
+    died = lambda group, number, why: (number, why)  # noqa: E731
+    ((found, outcomes),) = run_shared({group: 5}, 2, dies_after_one, died)
+    killed = "the process that ran it died with exit code 7"
+    rest = "not run: 3 processes had died of cases like it"
+    assert found == group and outcomes == ["whole", (1, killed), (2, killed), (3, killed), (4, rest)]
+
+
+def dies_after_one(group, first):
+    if first == 0:
+        yield "whole"
+    if first < 5:
+        os._exit(7)
+
+
+def raises(group, first):
+    raise KeyError(group)
+    yield
+
+
+def test_what_a_process_raises_is_raised():
+    with pytest.raises(KeyError, match="relu2"):
+        list(run_shared({("relu2", "-", "float32", False): 1}, 2, raises, None))
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):

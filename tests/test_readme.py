@@ -1,4 +1,7 @@
-"""The README shows code that runs and numbers that a committed record holds."""
+"""The README shows code that runs and numbers that a committed record holds.
+
+python tests/test_readme.py         # after new records: write their tables and numbers into the README
+"""
 
 import json
 import re
@@ -8,6 +11,7 @@ import sys
 from pathlib import Path
 
 import mxref
+from mxref.commands.bench import Timing, timings
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -40,16 +44,17 @@ def evaluation_table(report: dict) -> str:
 
 
 def speed_table(record: dict) -> str:
-    """Medians of a benchmark run as a Markdown table, fastest first, beside the copy of the same run."""
-    medians: dict[str, dict[str, float]] = {}
-    for benchmark in record["benchmarks"]:
-        info = benchmark["extra_info"]
-        medians.setdefault(info["contender"], {})[info["dtype"]] = 1e3 * benchmark["stats"]["median"]
+    """Medians of QDQ as a Markdown table, fastest first, beside the copy of the same run."""
+    rows = [t for t in timings(record) if t.op == "qdq" and t.format in ("-", "mxfp4", "nvfp4")]
+    times: dict[str, dict[str, Timing]] = {}
+    for t in rows:
+        name = "a copy" if t.floor is None else f"{t.format} {t.contender.replace('mxref reference', 'mxref')}"
+        times.setdefault(name, {})[t.dtype] = t
     dtypes = ("float32", "bfloat16")
-    lines = ["| QDQ of [4096, 4096], CPU | " + " | ".join(f"{dtype} ms | times a copy" for dtype in dtypes) + " |"]
-    lines.append("|---|--:|--:|--:|--:|")
-    for name, times in sorted(medians.items(), key=lambda item: item[1]["float32"]):
-        cells = [(f"{times[d]:.0f}", f"{times[d] / medians['copy'][d]:.1f}") if d in times else ("", "") for d in dtypes]
+    head = f"| QDQ of {list(rows[0].size)}, CPU | "
+    lines = [head + " | ".join(f"{dtype} ms | times a copy" for dtype in dtypes) + " |", "|---|--:|--:|--:|--:|"]
+    for name, found in sorted(times.items(), key=lambda item: item[1]["float32"].seconds):
+        cells = [(f"{1e3 * found[d].seconds:.3g}", f"{found[d].ratio or 1:.1f}") for d in dtypes]
         lines.append(f"| {name} | " + " | ".join(cell for pair in cells for cell in pair) + " |")
     return "\n".join(lines)
 
@@ -61,8 +66,10 @@ def model_sentence(report: dict) -> str:
 
 def machine_sentence(record: dict) -> str:
     machine = record["machine_info"]
-    versions = ", ".join(f"{name} {machine[name]}" for name in ("torch", "torchao", "compressed-tensors", "amd-quark"))
-    return f"Medians of one run on {machine['cores']} cores of an {machine['device']}, {versions}"
+    libraries = [name for name in ("torch", "torchao", "compressed-tensors", "amd-quark") if name in machine]
+    versions = ", ".join(f"{name} {machine[name]}" for name in libraries)
+    threads = f"{machine['threads']} thread{'s' if machine['threads'] > 1 else ''}"
+    return f"Medians of one run with {threads} on {machine['cores']} cores of an {machine['device']}, {versions}"
 
 
 def gpu_table(record: dict) -> str:
@@ -87,20 +94,21 @@ def conformance_sentence(record: dict) -> str:
 
 
 def dispatch_sentence(record: dict) -> str:
-    medians = {b["extra_info"]["contender"]: 1e6 * b["stats"]["median"] for b in record["benchmarks"]}
+    medians = {t.contender: 1e6 * t.seconds for t in timings(record) if t.op == "relu2"}
     reference, kernel = (medians[f"{who}, dispatched"] - medians[f"{who}, bare"] for who in ("reference", "kernel"))
     return f"Dispatch costs {reference:.1f} µs a call for the reference and {kernel:.1f} µs for a kernel"
 
 
+SHOWN = {
+    "elementwise-h200.json": (gpu_table, gpu_sentence),
+    "conformance-h200.json": (conformance_sentence,),
+    "eval-embedded-cpu.json": (evaluation_table, model_sentence),
+    "bench-cpu.json": (speed_table, machine_sentence, dispatch_sentence),
+}
+
+
 def test_the_tables_are_those_of_the_records():
-    shown = {
-        "elementwise-h200.json": (gpu_table, gpu_sentence),
-        "conformance-h200.json": (conformance_sentence,),
-        "dispatch-cpu.json": (dispatch_sentence,),
-        "eval-embedded-cpu.json": (evaluation_table, model_sentence),
-        "qdq-cpu.json": (speed_table, machine_sentence),
-    }
-    for file, pieces in shown.items():
+    for file, pieces in SHOWN.items():
         for piece in pieces:
             expected = piece(json.loads((RESULTS / file).read_text()))
             text = README if "\n" in expected else " ".join(README.split())  # a sentence may be wrapped
@@ -115,3 +123,42 @@ def test_formats_and_ops_are_all_there():
 def test_links_lead_somewhere():
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         assert target.startswith("https://") or (ROOT / target).exists(), target
+
+
+def brought_up_to_date(text: str, piece: str) -> str:
+    """`text` with the table of the same first column, or the sentence that differs in numbers alone, become `piece`."""
+    if "\n" in piece:
+        column = re.escape(re.sub(r"\[.*?\]", "[]", piece.split("|")[1])).replace(r"\[\]", r"\[.*?\]")
+        pattern = rf"^\|{column}\|.*\n(?:\|.*\n)*"
+        changed, count = re.subn(pattern, lambda found: piece + "\n", text, flags=re.MULTILINE)
+    else:
+        words = [r"[^\s()]*\d[^\s()]*" if re.search(r"\d", word) else re.escape(word) for word in piece.split()]
+
+        def renewed(found: re.Match) -> str:
+            spaces = [*re.findall(r"\s+", found[0]), ""]  # a sentence stays wrapped as it was
+            return "".join(word + space for word, space in zip(piece.split(), spaces))
+
+        changed, count = re.subn(r"\s+".join(words), renewed, text)
+    return changed if count == 1 else text
+
+
+def test_new_records_can_be_brought_in():
+    table = "| QDQ of [8, 8], CPU | x |\n|---|--:|\n| a | 1 |"
+    assert brought_up_to_date("before\n\n| QDQ of [4, 4], CPU | x |\n|---|--:|\n| b | 2 |\n\nafter\n", table) == (
+        f"before\n\n{table}\n\nafter\n"
+    )
+    assert brought_up_to_date("It costs 1.0 µs\na call.", "costs 2.5 µs a call") == "It costs 2.5 µs\na call."
+    assert brought_up_to_date("nothing of the kind\n", table) == "nothing of the kind\n"
+
+
+def main() -> None:
+    text = README
+    for file, pieces in SHOWN.items():
+        record = json.loads((RESULTS / file).read_text())
+        for piece in pieces:
+            text = brought_up_to_date(text, piece(record))
+    (ROOT / "README.md").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -4,6 +4,7 @@ import json
 
 from benchmarks.records import RESULTS, Run, read
 from docs._generate.markdown import short, table
+from mxref.commands.bench import timings
 
 
 def record(name: str) -> dict:
@@ -100,17 +101,17 @@ def _cell(value: object) -> str:
     return "" if value is None else short(value) if isinstance(value, float) else str(value)
 
 
-def cpu_speed() -> str:
-    """QDQ on a CPU beside other libraries and a copy."""
-    medians: dict[str, dict[str, float]] = {}
-    for benchmark in record("qdq-cpu")["benchmarks"]:
-        info = benchmark["extra_info"]
-        medians.setdefault(info["contender"], {})[info["dtype"]] = 1e3 * benchmark["stats"]["median"]
-    dtypes = ("float32", "bfloat16")
+def cpu_speed(name: str, *ops: str) -> str:
+    """Medians of `ops` in a record of a CPU, each with how many times its floor's that is."""
     rows = []
-    for name, times in sorted(medians.items(), key=lambda item: item[1].get("float32", 0)):
-        rows.append((name, *(f"{times[d]:.0f} ({times[d] / medians['copy'][d]:.1f})" if d in times else "" for d in dtypes)))
-    return table(("contender", *(f"{d}, ms (times a copy)" for d in dtypes)), rows, "lrr")
+    for timing in timings(record(name)):
+        if timing.op in ops:
+            ratio = "" if timing.ratio is None else f"{timing.ratio:.1f}"
+            size = " × ".join(map(str, timing.size))
+            what = f"`{timing.op}`", timing.format, timing.dtype, size, timing.contender
+            rows.append((*what, short(1e3 * timing.seconds, 4), ratio, timing.floor or "", timing.note))
+    header = ("op", "format", "dtype", "size", "who", "median ms", "times the floor", "floor", "bits")
+    return table(header, rows, "lllllrrll")
 
 
 def gpu_speed() -> str:
@@ -156,9 +157,3 @@ def evaluated_model() -> str:
     share = 100 * data["quantized_weights"] / data["parameters"]
     model = f"{data['parameters'] / 1e6:.1f} million parameters, {share:.0f} % of them quantized"
     return f"{model}, on {data['scored_bytes']:,} bytes of text"
-
-
-def dispatch() -> str:
-    """What a call costs before any work."""
-    medians = {b["extra_info"]["contender"]: 1e6 * b["stats"]["median"] for b in record("dispatch-cpu")["benchmarks"]}
-    return table(("call", "median µs"), [(name, f"{value:.1f}") for name, value in medians.items()], "lr")

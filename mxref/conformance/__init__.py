@@ -13,7 +13,7 @@ Expected values are the CPU reference's, which the tests hold to independent sou
 | `failure.py` | what a failure shows |
 | `known.py` | which failures are known |
 | `report.py`, `html.py` | what a run found: records, text, JSON, a page |
-| `runner.py` | running cases |
+| `runner.py`, `processes.py` | running cases, in processes that may die |
 | `refusals.py` | what a kernel says it does not take |
 """
 

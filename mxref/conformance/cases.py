@@ -402,7 +402,7 @@ def _weights(format: str, rows: int, length: int, seed: int, recipe: str | None 
 def _of_many_magnitudes(*shape: int, seed: int) -> torch.Tensor:
     """Normal numbers; each 16 along the last axis have another magnitude, up to 2^8 apart."""
     exponents = torch.arange(shape[-1] // 16) * 5 % 9
-    scale = torch.ldexp(torch.ones(()), exponents).repeat_interleave(16)
+    scale = torch.ldexp(torch.ones(exponents.shape), exponents).repeat_interleave(16)
     return inputs.spread_normal(*shape, seed=seed) * scale
 
 

@@ -1,12 +1,10 @@
 """Running cases: the reference on the CPU says what is right, the subject runs on its device."""
 
-import contextlib
 import copy
 import itertools
-import multiprocessing
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +21,7 @@ from mxref.conformance.cases import LEVELS, OPS, Case, cases
 from mxref.conformance.contracts import contract_of
 from mxref.conformance.failure import Failure, first_block
 from mxref.conformance.known import read_known_failures
+from mxref.conformance.processes import Group, run_shared
 from mxref.conformance.report import ConformanceReport, Outcome, environment
 from mxref.registry import REFERENCE, kernels
 
@@ -54,9 +53,9 @@ def verify(
     (`read_known_failures`): such a case counts as known if it fails, and fails if it passes.
 
     `workers` processes share the work, since most of it is compiling kernels; what is repeated on the device runs in this
-    one, so that it finds the memory. `commit` is what the record names (None: what git says). `on_progress(op, done, cases)`
-    is called as work proceeds. Raises ValueError for unknown names, a known failure that no case of this run has, and a
-    contract that an op does not have.
+    one, so that it finds the memory. A case whose process dies fails. `commit` is what the record names (None: what git
+    says). `on_progress(op, done, cases)` is called as work proceeds. Raises ValueError for unknown names, a known failure
+    that no case of this run has, and a contract that an op does not have.
     """
     if level not in LEVELS:
         raise ValueError(f"level={level!r}: expected one of {LEVELS}")
@@ -82,37 +81,42 @@ def verify(
 
     sizes = Counter(map(_group_of, present))
     totals = Counter(case.op for case in present)
-    run = partial(_with_group, partial(_run_group, level=level, backend=backend, device=device, strict=strict))
+    run = partial(_run_group, level=level, backend=backend, device=device, strict=strict)
+    died = partial(_died, level, backend, device)
     done: Counter[str] = Counter()
     found = {}
     small, repeated = ([group for group in sizes if group[-1] == many] for many in (False, True))
-    with contextlib.ExitStack() as stack:
-        if workers == 1:
-            results = map(run, small)
-        else:
-            spawning = multiprocessing.get_context("spawn")
-            pool = stack.enter_context(spawning.Pool(workers, torch.set_num_threads, (1,)))
-            results = pool.imap_unordered(run, small)
-        for group, outcomes in itertools.chain(results, map(run, repeated)):
-            found[group] = [_expect(outcome, known.get((outcome.op, outcome.id)), backend, device) for outcome in outcomes]
-            done[group[0]] += len(outcomes)
-            if on_progress is not None:
-                on_progress(group[0], done[group[0]], totals[group[0]])
+    here = ((group, list(run(group))) for group in (repeated if workers > 1 else [*small, *repeated]))
+    shared = run_shared({group: sizes[group] for group in small}, workers, run, died) if workers > 1 else ()
+    for group, outcomes in itertools.chain(shared, here):
+        found[group] = [_expect(outcome, known.get((outcome.op, outcome.id)), backend, device) for outcome in outcomes]
+        done[group[0]] += len(outcomes)
+        if on_progress is not None:
+            on_progress(group[0], done[group[0]], totals[group[0]])
     ordered = tuple(outcome for group in sizes for outcome in found[group])
     return ConformanceReport(backend=backend, level=level, outcomes=ordered, **environment(device, commit))
 
 
-def _group_of(case: Case) -> tuple[str, str, str, bool]:
+def _group_of(case: Case) -> Group:
     """Cases that one process runs together: of one op, format and dtype, repeated or not."""
     return case.op, case.format, case.dtype, case.repeats > 1
 
 
-def _run_group(group: tuple[str, str, str, bool], level: int, backend: str, device: str, strict: bool) -> list[Outcome]:
-    return [run_case(case, backend, device, strict) for case in cases(group[0], level) if _group_of(case) == group]
+def _cases_of(group: Group, level: int) -> Iterator[Case]:
+    return (case for case in cases(group[0], level) if _group_of(case) == group)
 
 
-def _with_group(run: Callable, group: tuple) -> tuple[tuple, list[Outcome]]:
-    return group, run(group)
+def _run_group(group: Group, first: int = 0, *, level: int, backend: str, device: str, strict: bool) -> Iterator[Outcome]:
+    """The outcomes of a group's cases from number `first` on."""
+    for case in itertools.islice(_cases_of(group, level), first, None):
+        yield run_case(case, backend, device, strict)
+
+
+def _died(level: int, backend: str, device: str, group: Group, number: int, why: str) -> Outcome:
+    """The outcome of a case that killed its process, or that was not run because others did."""
+    case = next(itertools.islice(_cases_of(group, level), number, None))
+    failure = Failure(why, "", _command(case.op, case.id, backend, device))
+    return Outcome(case.op, case.id, case.format, case.dtype, failure=failure)
 
 
 def _expect(outcome: Outcome, reason: str | None, backend: str, device: str) -> Outcome:

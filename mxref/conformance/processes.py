@@ -1,0 +1,113 @@
+"""Groups of cases shared among processes, which may die: then the case that was running is known, and the others go on."""
+
+import contextlib
+import multiprocessing
+import signal
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection, wait
+
+import torch
+
+from mxref.conformance.report import Outcome
+
+Group = tuple[str, str, str, bool]
+_FINISHED = None  # what a process sends when a group is done
+DEATHS = 3  # of one group's processes; then the rest of it is not run
+
+
+def run_shared(
+    groups: Mapping[Group, int],
+    workers: int,
+    run: Callable[[Group, int], Iterator[Outcome]],
+    died: Callable[[Group, int, str], Outcome],
+) -> Iterator[tuple[Group, list[Outcome]]]:
+    """The outcomes of each group, as `workers` processes finish them. `groups`: how many cases each has.
+
+    `run(group, first)` gives the outcomes from the case of number `first` on; it and its groups are pickled. A process
+    that dies is replaced: `died(group, number, why)` is the outcome of the case that it ran; after `DEATHS` of them in a
+    group, of the rest of it too. What `run` raises is raised.
+    """
+    waiting, busy = deque(groups), {}
+    with contextlib.ExitStack() as ending:
+
+        def start() -> "_Worker":
+            worker = _Worker(run)
+            ending.callback(worker.process.kill)
+            return worker
+
+        for _ in range(min(workers, len(groups))):
+            worker = start()
+            worker.give(waiting.popleft())
+            busy[worker.connection] = worker
+        while busy:
+            for connection in wait(list(busy)):
+                worker = busy.pop(connection)
+                try:
+                    sent = connection.recv()
+                except (EOFError, ConnectionResetError):
+                    worker = _after_death(worker, start(), groups[worker.group], died)
+                else:
+                    if isinstance(sent, Exception):
+                        raise sent
+                    if sent is _FINISHED:
+                        yield worker.group, worker.outcomes
+                        if not waiting:
+                            continue
+                        worker.give(waiting.popleft())
+                    else:
+                        worker.outcomes.append(sent)
+                busy[worker.connection] = worker
+
+
+class _Worker:
+    """A process, the group that it runs, its outcomes so far, and how many processes died of it."""
+
+    def __init__(self, run: Callable):
+        spawning = multiprocessing.get_context("spawn")
+        self.connection, theirs = spawning.Pipe()
+        self.process = spawning.Process(target=_serve, args=(theirs, run), daemon=True)
+        self.process.start()
+        theirs.close()  # so that its end is seen when the process ends
+        self.group: Group | None = None
+        self.outcomes: list[Outcome] = []
+        self.deaths = 0
+
+    def give(self, group: Group, outcomes: Sequence[Outcome] = (), deaths: int = 0) -> None:
+        """Have it run a group, of which it skips the cases that have outcomes."""
+        self.group, self.outcomes, self.deaths = group, list(outcomes), deaths
+        with contextlib.suppress(BrokenPipeError):  # its end is seen when it is waited for
+            self.connection.send((group, len(self.outcomes)))
+
+    def end(self) -> str:
+        """How the process died."""
+        self.process.join()
+        code = self.process.exitcode
+        return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+
+
+def _after_death(
+    dead: "_Worker", replacement: "_Worker", cases: int, died: Callable[[Group, int, str], Outcome]
+) -> "_Worker":
+    """`replacement`, which goes on with the group behind the case that was running."""
+    group, deaths = dead.group, dead.deaths + 1
+    outcomes = [*dead.outcomes, died(group, len(dead.outcomes), f"the process that ran it died {dead.end()}")]
+    if deaths == DEATHS:
+        why = f"not run: {deaths} processes had died of cases like it"
+        outcomes += [died(group, number, why) for number in range(len(outcomes), cases)]
+    replacement.give(group, outcomes, deaths)
+    return replacement
+
+
+def _serve(connection: Connection, run: Callable[[Group, int], Iterator[Outcome]]) -> None:
+    torch.set_num_threads(1)
+    with contextlib.suppress(EOFError):  # nothing more is asked
+        while True:
+            group, first = connection.recv()
+            try:
+                for outcome in run(group, first):
+                    connection.send(outcome)
+            except Exception as problem:
+                connection.send(problem)
+            else:
+                connection.send(_FINISHED)
