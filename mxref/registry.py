@@ -165,11 +165,6 @@ def use(*backends: str, strict: bool = False, check: bool = False) -> Iterator[N
         _SELECTION.reset(token)
 
 
-def selected() -> tuple[str, ...]:
-    """The backends that calls go to here, by `use` or MXREF_BACKENDS."""
-    return _SELECTION.get().backends
-
-
 def explain_dispatch(op: str | Callable, *args, **kwargs) -> Dispatch:
     """Which backend would answer `op(*args, **kwargs)` under the present selection, without running it.
 
