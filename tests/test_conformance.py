@@ -61,11 +61,12 @@ everywhere = ("tails-bfloat16", "specials-float32")
 once = ("axis_", "transposed", "strided", "one_element", "empty", "tails-", "specials-")
 layers = (
     "mxfp4-mxfp8_e4m3-silu", "tails", "fp4-worst", "mxfp8_e4m3-worst", "mxfp4-every_addition_rounds",
-    "nvfp4-interleaved_biases", "mxfp4-expert_map_terms", "nvfp4-weight_on_input", "nvfp4-empty", "vllm", "an_expert",
+    "nvfp4-biases_terms", "mxfp4-expert_map_terms", "nvfp4-weight_on_input", "nvfp4-empty", "vllm", "an_expert",
 )
 products = (
     "ties", "ties-many_rows", "nvfp4-every_scale_pair", "mxfp4-mxfp4-near_scales-many_rows", "k_33", "specials",
     "mxfp4-many_rows", "nvfp4-many_rows-bias", "extremes-few", "divided-few_rows", "mxfp4-every_scale",
+    "mxfp4-many_rows-every_addition_rounds", "nvfp4-few_rows-bias-float32",
 )
 for op in {ops}:
     for case in cases(op):

@@ -306,6 +306,8 @@ def _products(block: BlockFormat) -> dict[str, tuple[tuple, dict]]:
         "many_rows": ((a, b), {}),
         "many_rows-bias": ((a, b), {"bias": bias, "out_dtype": torch.bfloat16}),
         "few_rows-bias": ((a[:9], b), {"bias": bias.half().repeat_interleave(2)[::2], "out_dtype": torch.float16}),
+        "few_rows-bias-float32": ((a[:30], b), {"bias": bias}),
+        "many_rows-every_addition_rounds": ((_far_apart(140, 54, block), _far_apart(35, 55, block)), {}),
         "strided": ((a[3::4], b[::2]), {}),
         "batch": ((many, many[-1][-1]), {"out_dtype": torch.bfloat16}),
         "specials": ((_special(block, 140, 41), _special(block, 24, 42)), {}),
@@ -338,6 +340,13 @@ def _products(block: BlockFormat) -> dict[str, tuple[tuple, dict]]:
 def _spread(rows: int, k: int, seed: int, format: str) -> BlockTensor:
     """Quantized numbers whose blocks differ by many binades, so that the order of the additions shows."""
     return mxref.quantize(inputs.spread_normal(rows, k, seed=seed), format)
+
+
+def _far_apart(rows: int, seed: int, block: BlockFormat) -> BlockTensor:
+    """Eight blocks a row, up to 2^15 apart, so that not even sums of a few bits are exact across them."""
+    x = inputs.spread_normal(rows, 8, block.block_size, seed=seed)
+    x = torch.ldexp(x, torch.arange(8)[:, None] * 7 % 16)
+    return mxref.quantize(x.flatten(1), block)
 
 
 def _rotated(format: str, rows: int, seed: int) -> BlockTensor:
@@ -462,6 +471,7 @@ def _moe_experts() -> Iterator[Case]:
         biases = {"bias13": inputs.spread_normal(6, 160, seed=32), "bias2": inputs.spread_normal(6, 96, seed=33).bfloat16()}
         oai = {"activation": "swiglu_oai", "gate_up": "interleaved"}
         yield case("interleaved_biases", w13, w2, format, **small, **biases, **oai)
+        yield case("biases_terms", w13, w2, format, **small, **biases, combine=False)
         yield case("rounded_slots", w13, w2, format, **small, round_per_slot=torch.bfloat16, out_dtype=torch.float32)
         yield case("twice_rounded", w13, w2, format, **small, activation="silu_rounded_twice", combine=False)
         foreign = {"expert_map": torch.tensor([0, -1, 5, 2, -1, 1])}
