@@ -530,7 +530,7 @@ PRODUCTS_TRIED = (
 
 
 LAYER_LABELS = (
-    "mxfp4-worst", "nvfp4-tails", "gate_up_scales", "mxfp4-mxfp8_e4m3-silu", "nvfp4-every_addition",
+    "mxfp4-mxfp4-worst", "nvfp4-tails", "gate_up_scales", "mxfp4-mxfp8_e4m3-silu", "nvfp4-every_addition",
     "nvfp4-biases_terms",
 )  # fmt: skip
 

@@ -60,7 +60,8 @@ torch.set_num_threads(1)
 everywhere = ("tails-bfloat16", "specials-float32")
 once = ("axis_", "transposed", "strided", "one_element", "empty", "tails-", "specials-")
 layers = (
-    "mxfp4-mxfp8_e4m3-silu", "tails", "fp4-worst", "mxfp8_e4m3-worst", "mxfp4-every_addition_rounds",
+    "mxfp4-mxfp8_e4m3-silu", "tails", "mxfp4-mxfp4-worst", "nvfp4-nvfp4-worst", "mxfp8_e4m3-mxfp8_e4m3-worst",
+    "mxfp8_e4m3-mxfp8_e4m3-ties", "nvfp4-nvfp4-extremes", "mxfp4-every_addition_rounds",
     "nvfp4-biases_terms", "mxfp4-expert_map_terms", "nvfp4-weight_on_input", "nvfp4-empty", "vllm", "an_expert",
 )
 products = (
@@ -705,3 +706,18 @@ def test_the_runner_asks_what_the_kernel_promises(offer):
     offer("qdq", None, "bounded")
     with pytest.raises(ValueError, match="a kernel for qdq declares contract='bounded': expected 'bitexact'"):
         verify("wrong", ops=["qdq"])
+
+
+@pytest.mark.parametrize(
+    "format, act_format", [("mxfp4", "mxfp4"), ("nvfp4", "nvfp4"), ("mxfp8_e4m3", "mxfp8_e4m3"), ("mxint8", "mxfp4")]
+)
+def test_a_layer_can_be_made_to_multiply_given_rows(format, act_format):
+    """What the second product of such a layer gives is the product of the rows that were meant, all of them to the bit."""
+    for case in cases("moe_experts"):
+        if case.id in (f"{format}-{act_format}-extremes", f"{format}-{act_format}-ties"):
+            (x, _, w2, *_), options = case.arguments()
+            rows, scales = x[:, : w2.shape[2]] * 64.0, options["act_tensor_scales"]
+            q = mxref.quantize(rows, act_format, tensor_scale=None if scales is None else scales[1])
+            assert torch.equal(mxref.dequantize(q), rows)
+            terms = reference("moe_experts", *case.arguments()[0], **options)
+            assert mxref.comparison.difference(terms[:, 0], reference("matmul", q, w2[0])) is None
