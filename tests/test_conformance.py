@@ -721,3 +721,23 @@ def test_a_layer_can_be_made_to_multiply_given_rows(format, act_format):
             assert torch.equal(mxref.dequantize(q), rows)
             terms = reference("moe_experts", *case.arguments()[0], **options)
             assert mxref.comparison.difference(terms[:, 0], reference("matmul", q, w2[0])) is None
+
+
+@pytest.mark.parametrize("op, id", [("matmul", "nvfp4-beyond_int32"), ("moe_experts", "mxfp8_e4m3-mxfp8_e4m3-beyond_int32")])
+def test_products_and_layers_are_repeated_too(op, id, offer):
+    """Matmuls along the rows of A, layers along their experts, each copy with its own tokens: every copy is compared."""
+    case = find_case(op, id)
+    args, options = case.arguments()
+    large = (args[0].shape[0] * args[1].shape[0]) if op == "matmul" else args[1].packed.numel()
+    assert large * case.repeats > 2**31 and case.level == 2
+    assert run_case(case, "reference", "cpu").kind == "refused"
+    case = replace(case, repeats=3)
+    assert run_case(case, "reference", "cpu").kind == "passed"
+
+    def beyond(*args, **kwargs):  # as if an index had overflowed in the last copy
+        y = reference(op, *args, **kwargs)
+        y[-1, -1:].view(torch.uint8)[0] ^= 1
+        return y
+
+    offer(op, beyond)
+    assert run_case(case, "wrong", "cpu").failure.difference.startswith("copy 2 of 3: ")

@@ -31,7 +31,8 @@ class Case:
     """One call of an op: `arguments` gives its positional and keyword arguments, on the CPU.
 
     `repeats`: the subject gets every tensor that many times along its first axis, repeated on its device; each copy of
-    the result must be the result of one. The arguments must be such that it is.
+    the result must be the result of one. The arguments must be such that it is. `repeat`: how arguments are repeated, where
+    that is not so of every tensor.
     """
 
     op: str
@@ -41,6 +42,7 @@ class Case:
     arguments: Callable[[], tuple[tuple, dict]]
     level: int = 1
     repeats: int = 1
+    repeat: Callable[[tuple, dict, int], tuple[tuple, dict]] | None = None
 
 
 def cases(op: str, level: int = 1) -> Iterator[Case]:
@@ -293,6 +295,10 @@ def _matmul() -> Iterator[Case]:
     for (a_format, b_format), k in product(PATHS, TAILS):
         case = f"{a_format}-{b_format}-k_{k}-many_rows"
         yield Case("matmul", case, f"{a_format} {b_format}", "float32", partial(_tails, a_format, b_format, k), 2)
+    for format, k in (("mxfp4", 128), ("nvfp4", 16), ("mxfp8_e4m3", 32), ("mxfp8_e5m2", 32)):
+        arguments, times = partial(_beyond_int32, format, k), 2**31 // (256 * 8192) + 2
+        formats = f"{format} {format}"
+        yield Case("matmul", f"{format}-beyond_int32", formats, "bfloat16", arguments, 2, times, _repeat_a)
     for format, block in mxref.BLOCK_FORMATS.items():
         b = mxref.quantize(inputs.spread_normal(29, 336, seed=17), format)
         x = inputs.spread_normal(37, 336, seed=18, dtype=torch.bfloat16)
@@ -356,6 +362,16 @@ def _far_apart(rows: int, seed: int, block: BlockFormat) -> BlockTensor:
     x = inputs.spread_normal(rows, 8, block.block_size, seed=seed)
     x = torch.ldexp(x, torch.arange(8)[:, None] * 7 % 16)
     return mxref.quantize(x.flatten(1), block)
+
+
+def _beyond_int32(format: str, k: int) -> tuple[tuple, dict]:
+    """Operands whose product, repeated along the rows of `a`, has more elements than 32 bits count."""
+    return (_spread(256, k, 64, format), _spread(8192, k, 65, format)), {"out_dtype": torch.bfloat16}
+
+
+def _repeat_a(args: tuple, options: dict, times: int) -> tuple[tuple, dict]:
+    a, b = args
+    return (a[torch.arange(len(a.packed), device=a.device).repeat(times)], b), options
 
 
 def _tails(a: str, b: str, k: int) -> tuple[tuple, dict]:
@@ -470,6 +486,21 @@ def _second_operands(a: BlockFormat, b: BlockFormat) -> Iterator[tuple[str, torc
         yield "ties", mxref.dequantize(x), w2
 
 
+def _many_experts(format: str) -> tuple[tuple, dict]:
+    """A layer that is repeated until its weights have more bytes than 32 bits count; each copy of it has its own tokens."""
+    x = inputs.spread_normal(4, 512, seed=66, dtype=torch.bfloat16)
+    layer = _weights(format, 512, 512, 67), _weights(format, 512, 256, 68)
+    return (x, *layer, *mxref.route(inputs.spread_normal(4, 6, seed=69), 2)), {"act_format": format}
+
+
+def _repeat_experts(args: tuple, options: dict, times: int) -> tuple[tuple, dict]:
+    x, w13, w2, ids, weights = args
+    tokens, experts = (torch.arange(len(part), device=x.device) for part in (x, w13.packed))
+    shift = torch.arange(times, device=x.device).repeat_interleave(len(tokens)) * len(experts)
+    tokens, experts = tokens.repeat(times), experts.repeat(times)
+    return (x[tokens], w13[experts], w2[experts], ids[tokens] + shift[:, None], weights[tokens]), options
+
+
 def _tails_of_layers(format: str, act_format: str, k: int) -> tuple[tuple, dict]:
     x = inputs.spread_normal(200, k, seed=61, dtype=torch.bfloat16)
     layer = _weights(format, 2 * k, k, 62), _weights(format, k, k, 63)
@@ -549,6 +580,12 @@ def _moe_experts() -> Iterator[Case]:
         formats = format if format == act_format else f"{format} {act_format}"
         arguments = partial(_tails_of_layers, format, act_format, k)
         yield Case("moe_experts", f"{format}-{act_format}-k_{k}-200_tokens", formats, "bfloat16", arguments, 2)
+    for format in ("mxfp4", "mxfp8_e4m3"):
+        bits = mxref.BLOCK_FORMATS[format].element.bits
+        arguments, times = partial(_many_experts, format), 2**31 * 8 // (6 * 512 * 512 * bits) + 2
+        yield Case(
+            "moe_experts", f"{format}-{format}-beyond_int32", format, "bfloat16", arguments, 2, times, _repeat_experts
+        )
     for format, act_format in (("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"), ("mxfp4", "mxfp6_e3m2"), ("mxfp4", "mxfp8_e4m3")):
         ids, weights = mxref.route(inputs.spread_normal(700, 6, seed=42), 4)
         x = inputs.spread_normal(700, 720, seed=43, dtype=torch.bfloat16)
