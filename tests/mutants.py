@@ -303,6 +303,48 @@ KERNEL_FAULTS = (
         LAYERS,
     ),
     Fault("experts: slots in descending order", EXPERTS, "token * TOP_K + i", "token * TOP_K + (TOP_K - 1 - i)", LAYERS),
+    Fault(
+        "experts: slots in expert order",
+        EXPERTS,
+        """    for i in tl.static_range(TOP_K):
+        expert = tl.load(ids_ptr + token * TOP_K + i)
+        present = (expert >= 0) & (expert < experts) & (n < n_size)
+""",
+        """    for j in range(experts * TOP_K):
+        i = j % TOP_K
+        expert = tl.load(ids_ptr + token * TOP_K + i)
+        present = (expert == j // TOP_K) & (n < n_size)
+""",
+        LAYERS,
+    ),
+    Fault(
+        "experts: products added into the accumulator",  # as a dot that is given one does on a GPU
+        EXPERTS,
+        "        acc = add_apart(acc, tl.reshape(d, (BN, BM))) if NB == 1 else add_in_order(acc, d, BN, BM, NB)\n",
+        """        if FOLD:
+            for i in range(NB * G):
+                at = (tl.arange(0, NB * G) == i)[None, :]
+                w_at, x_at = tl.where(at, w.to(tl.float32), 0.0), tl.where(at, x.to(tl.float32), 0.0)
+                acc += tl.sum(w_at, axis=1)[:, None] * tl.sum(x_at, axis=1)[None, :]
+        else:
+            acc = add_apart(acc, tl.reshape(d, (BN, BM))) if NB == 1 else add_in_order(acc, d, BN, BM, NB)
+""",
+        LAYERS,
+    ),
+    Fault(
+        "experts: bias fused",
+        EXPERTS,
+        """            acc = alpha * (acc * HALF_SHIFT if HALF else acc)
+            if HAS_BIAS:
+                acc = acc + widen(tl.load(bias_ptr + e * bias_expert + row))[:, None]
+""",
+        """            acc = alpha.to(tl.float64) * (acc * HALF_SHIFT if HALF else acc)
+            if HAS_BIAS:
+                acc = acc + widen(tl.load(bias_ptr + e * bias_expert + row))[:, None]
+            acc = acc.to(tl.float32)
+""",
+        LAYERS,
+    ),
     Fault("experts: a row read past its end", EXPERTS, "present = k < k_size\n", "present = k < k_size + SIZE\n", LAYERS),
     Fault("experts: padding with a NaN scale", EXPERTS, "other=127 if POWER_OF_TWO else 0", "other=127", LAYERS),
     Fault(
@@ -371,6 +413,43 @@ PRODUCT_FAULTS = (
         PRODUCTS,
         "total = add_to_odd(tl.dot(x_high, y_high, out_dtype=tl.float64), mixed)",
         "total = tl.dot(x_high, y_high, out_dtype=tl.float64) + mixed",
+        ("matmul",),
+    ),
+    Fault(
+        "products added into the accumulator",  # as a dot that is given one does on a GPU
+        PRODUCTS,
+        """            acc = tl.fma(tl.dot(x, y, input_precision="ieee"), one, acc)""",
+        """            for i in range(SIZE):
+                x_at, y_at = tl.where(k[None, :] == i, x, 0.0), tl.where(k[:, None] == i, y, 0.0)
+                acc += tl.sum(x_at, axis=1)[:, None] * tl.sum(y_at, axis=0)[None, :]""",
+        ("matmul",),
+    ),
+    Fault(
+        "alpha and bias fused",
+        PRODUCTS,
+        """        value = (a_factor[:, None] * b_factor[None, :]) * value
+    if BIAS:
+        value = value + widen(tl.load(bias_ptr + n * bias_stride, mask=n < columns, other=0))[None, :]
+""",
+        """        value = (a_factor[:, None] * b_factor[None, :]).to(tl.float64) * value
+    if BIAS:
+        value = value + widen(tl.load(bias_ptr + n * bias_stride, mask=n < columns, other=0))[None, :]
+    value = value.to(tl.float32)
+""",
+        ("matmul",),
+    ),
+    Fault(
+        "a tail read past its end",
+        PRODUCTS,
+        "row, rows, 1, 1, row_bytes - start,",
+        "row, rows, 1, 1, row_bytes,",
+        ("matmul",),
+    ),
+    Fault(
+        "an int32 offset of a product",
+        PRODUCTS,
+        "c_ptr + m.to(tl.int64)[:, None] * columns",
+        "c_ptr + (m[:, None] * columns).to(tl.int8)",
         ("matmul",),
     ),
     Fault(
@@ -446,10 +525,14 @@ FAULTS = (*KERNEL_FAULTS, *PRODUCT_FAULTS, *CORE_FAULTS)
 PRODUCTS_TRIED = (
     "mxfp4-k_33", "mxfp4-many_rows", "nvfp4-divided-few_rows", "nvfp4-many_rows-bias", "mxfp8_e5m2-mxfp8_e5m2-extremes-few",
     "mxint8-specials", "nvfp4-specials", "mxfp4-every_scale", "mxfp8_e5m2-mxfp8_e5m2-ties", "nvfp4-nvfp4-every_scale_pair",
+    "nvfp4-few_rows-bias-float32", "mxfp4-many_rows-every_addition_rounds",
 )  # fmt: skip
 
 
-LAYER_LABELS = ("mxfp4-worst", "nvfp4-tails", "gate_up_scales", "mxfp4-mxfp8_e4m3-silu", "nvfp4-every_addition")
+LAYER_LABELS = (
+    "mxfp4-mxfp4-worst", "nvfp4-tails", "gate_up_scales", "mxfp4-mxfp8_e4m3-silu", "nvfp4-every_addition",
+    "nvfp4-biases_terms",
+)  # fmt: skip
 
 
 def selected(op: str, all_cases) -> list:

@@ -62,12 +62,14 @@ torch.set_num_threads(1)
 everywhere = ("tails-bfloat16", "specials-float32")
 once = ("axis_", "transposed", "strided", "one_element", "empty", "tails-", "specials-")
 layers = (
-    "mxfp4-mxfp8_e4m3-silu", "tails", "fp4-worst", "mxfp8_e4m3-worst", "mxfp4-every_addition_rounds",
-    "nvfp4-interleaved_biases", "mxfp4-expert_map_terms", "nvfp4-weight_on_input", "nvfp4-empty", "vllm", "an_expert",
+    "mxfp4-mxfp8_e4m3-silu", "tails", "mxfp4-mxfp4-worst", "nvfp4-nvfp4-worst", "mxfp8_e4m3-mxfp8_e4m3-worst",
+    "mxfp8_e4m3-mxfp8_e4m3-ties", "nvfp4-nvfp4-extremes", "mxfp4-every_addition_rounds",
+    "nvfp4-biases_terms", "mxfp4-expert_map_terms", "nvfp4-weight_on_input", "nvfp4-empty", "vllm", "an_expert",
 )
 products = (
     "ties", "ties-many_rows", "nvfp4-every_scale_pair", "mxfp4-mxfp4-near_scales-many_rows", "k_33", "specials",
     "mxfp4-many_rows", "nvfp4-many_rows-bias", "extremes-few", "divided-few_rows", "mxfp4-every_scale",
+    "mxfp4-many_rows-every_addition_rounds", "nvfp4-few_rows-bias-float32",
 )
 for op in {ops}:
     for case in cases(op):
@@ -782,3 +784,38 @@ def test_the_runner_asks_what_the_kernel_promises(offer):
     offer("qdq", None, "bounded")
     with pytest.raises(ValueError, match="a kernel for qdq declares contract='bounded': expected 'bitexact'"):
         verify("wrong", ops=["qdq"])
+
+
+@pytest.mark.parametrize(
+    "format, act_format", [("mxfp4", "mxfp4"), ("nvfp4", "nvfp4"), ("mxfp8_e4m3", "mxfp8_e4m3"), ("mxint8", "mxfp4")]
+)
+def test_a_layer_can_be_made_to_multiply_given_rows(format, act_format):
+    """What the second product of such a layer gives is the product of the rows that were meant, all of them to the bit."""
+    for case in cases("moe_experts"):
+        if case.id in (f"{format}-{act_format}-extremes", f"{format}-{act_format}-ties"):
+            (x, _, w2, *_), options = case.arguments()
+            rows, scales = x[:, : w2.shape[2]] * 64.0, options["act_tensor_scales"]
+            q = mxref.quantize(rows, act_format, tensor_scale=None if scales is None else scales[1])
+            assert torch.equal(mxref.dequantize(q), rows)
+            terms = reference("moe_experts", *case.arguments()[0], **options)
+            assert mxref.comparison.difference(terms[:, 0], reference("matmul", q, w2[0])) is None
+
+
+@pytest.mark.parametrize("op, id", [("matmul", "nvfp4-beyond_int32"), ("moe_experts", "mxfp8_e4m3-mxfp8_e4m3-beyond_int32")])
+def test_products_and_layers_are_repeated_too(op, id, offer):
+    """Matmuls along the rows of A, layers along their experts, each copy with its own tokens: every copy is compared."""
+    case = find_case(op, id)
+    args, options = case.arguments()
+    large = (args[0].shape[0] * args[1].shape[0]) if op == "matmul" else args[1].packed.numel()
+    assert large * case.repeats > 2**31 and case.level == 2
+    assert run_case(case, "reference", "cpu").kind == "refused"
+    case = replace(case, repeats=3)
+    assert run_case(case, "reference", "cpu").kind == "passed"
+
+    def beyond(*args, **kwargs):  # as if an index had overflowed in the last copy
+        y = reference(op, *args, **kwargs)
+        y[-1, -1:].view(torch.uint8)[0] ^= 1
+        return y
+
+    offer(op, beyond)
+    assert run_case(case, "wrong", "cpu").failure.difference.startswith("copy 2 of 3: ")

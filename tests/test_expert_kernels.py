@@ -10,20 +10,20 @@ import torch
 
 import mxref
 
-INTERPRETED = """
+INVARIANT = """
 import torch, mxref
 from accel.triton.moe_experts import Tiling, moe_experts, run_experts
 from mxref.conformance import inputs
 from mxref.recipes import resolve_recipe
 
 format = mxref.BLOCK_FORMATS["nvfp4"]
-w2 = mxref.quantize(inputs.spread_normal(4, 48, 32, seed=2), "nvfp4")
-w13 = mxref.quantize(inputs.spread_normal(4, 64, 48, seed=1), "nvfp4")
-ids, weights = mxref.route(inputs.spread_normal(40, 4, seed=3), 2)
-x = inputs.spread_normal(40, 48, seed=4, dtype=torch.bfloat16)
+w2 = mxref.quantize(inputs.spread_normal(4, 48, 32, seed=2), "nvfp4").to("{device}")
+w13 = mxref.quantize(inputs.spread_normal(4, 64, 48, seed=1), "nvfp4").to("{device}")
+ids, weights = mxref.route(inputs.spread_normal(40, 4, seed=3).to("{device}"), 2)
+x = inputs.spread_normal(40, 48, seed=4, dtype=torch.bfloat16).to("{device}")
 same = lambda a, b: torch.equal(a.view(torch.int16), b.view(torch.int16))
 whole = moe_experts(x, w13, w2, ids, weights, act_format="nvfp4")  # more slots than programs look through
-part = torch.tensor([7, 3, 31])
+part = torch.tensor([7, 3, 31], device="{device}")
 assert same(moe_experts(x[part], w13, w2, ids[part], weights[part], act_format="nvfp4"), whole[part])
 for tiling in (Tiling(16, 8, 1, 1, 1), Tiling(32, 32, 4, 1, 1), Tiling(64, 16, 8, 1, 1)):
     scales = {"input": "per_row", "intermediate": "per_row"}
@@ -33,8 +33,8 @@ for tiling in (Tiling(16, 8, 1, 1, 1), Tiling(32, 32, 4, 1, 1), Tiling(64, 16, 8
         None, torch.bfloat16, False, torch.float32, torch.bfloat16, (tiling, tiling),
     )
     assert same(out, whole[:9]), tiling
-maps = torch.tensor([[0, -1, 1, -1], [-1, 0, -1, 1]])
-held = torch.tensor([[0, 2], [1, 3]])
+maps = torch.tensor([[0, -1, 1, -1], [-1, 0, -1, 1]], device="{device}")
+held = torch.tensor([[0, 2], [1, 3]], device="{device}")
 options = {"act_format": "nvfp4", "combine": False}
 terms = [
     moe_experts(x[:9], w13[experts], w2[experts], ids[:9], weights[:9], expert_map=where, **options)
@@ -46,9 +46,13 @@ print("the same")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-def test_batch_tiles_and_ranks_change_no_bit():
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore"}
-    result = subprocess.run([sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_batch_tiles_and_ranks_change_no_bit(device):
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    environment = {**os.environ, "TRITON_INTERPRET": "1" if device == "cpu" else "0", "PYTHONWARNINGS": "ignore"}
+    script = INVARIANT.replace("{device}", device)
+    result = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
     assert result.stdout.strip() == "the same", result.stderr[-2000:]
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -17,6 +18,11 @@ from mxref.recipes import Hadamard, Recipe
 
 LEVELS = (1, 2)
 STATIC_SCALE = 0.0123
+TAILS = (1, 31, 33, 63, 64, 65, 96, 128, 129)  # lengths around one, two and four blocks
+PATHS = (
+    *[(format, format) for format in mxref.BLOCK_FORMATS],
+    *[("mxfp4", "nvfp4"), ("mxfp8_e4m3", "nvfp4"), ("mxfp8_e4m3", "mxfp4"), ("mxfp8_e5m2", "mxfp4")],
+)  # pairs of formats: every way in which a kernel may have to compute their products
 REPEATS = 2**31 // inputs.TILE_ELEMENTS + 2  # of a tile: more elements than 32 bits count
 
 
@@ -25,7 +31,8 @@ class Case:
     """One call of an op: `arguments` gives its positional and keyword arguments, on the CPU.
 
     `repeats`: the subject gets every tensor that many times along its first axis, repeated on its device; each copy of
-    the result must be the result of one. The arguments must be such that it is.
+    the result must be the result of one. The arguments must be such that it is. `repeat`: how arguments are repeated, where
+    that is not so of every tensor.
     """
 
     op: str
@@ -35,6 +42,7 @@ class Case:
     arguments: Callable[[], tuple[tuple, dict]]
     level: int = 1
     repeats: int = 1
+    repeat: Callable[[tuple, dict, int], tuple[tuple, dict]] | None = None
 
 
 def cases(op: str, level: int = 1) -> Iterator[Case]:
@@ -284,6 +292,13 @@ def _matmul() -> Iterator[Case]:
                 yield Case("matmul", f"{a_format}-{b_format}-{label}", formats, "float32", _call(rows, y))
         large = _spread(300, 1000, 33, a_format), _spread(200, 1000, 34, b_format)
         yield Case("matmul", f"{a_format}-{b_format}-large", formats, "float32", _call(*large), 2)
+    for (a_format, b_format), k in product(PATHS, TAILS):
+        case = f"{a_format}-{b_format}-k_{k}-many_rows"
+        yield Case("matmul", case, f"{a_format} {b_format}", "float32", partial(_tails, a_format, b_format, k), 2)
+    for format, k in (("mxfp4", 128), ("nvfp4", 16), ("mxfp8_e4m3", 32), ("mxfp8_e5m2", 32)):
+        arguments, times = partial(_beyond_int32, format, k), 2**31 // (256 * 8192) + 2
+        formats = f"{format} {format}"
+        yield Case("matmul", f"{format}-beyond_int32", formats, "bfloat16", arguments, 2, times, _repeat_a)
     for format, block in mxref.BLOCK_FORMATS.items():
         b = mxref.quantize(inputs.spread_normal(29, 336, seed=17), format)
         x = inputs.spread_normal(37, 336, seed=18, dtype=torch.bfloat16)
@@ -306,6 +321,8 @@ def _products(block: BlockFormat) -> dict[str, tuple[tuple, dict]]:
         "many_rows": ((a, b), {}),
         "many_rows-bias": ((a, b), {"bias": bias, "out_dtype": torch.bfloat16}),
         "few_rows-bias": ((a[:9], b), {"bias": bias.half().repeat_interleave(2)[::2], "out_dtype": torch.float16}),
+        "few_rows-bias-float32": ((a[:30], b), {"bias": bias}),
+        "many_rows-every_addition_rounds": ((_far_apart(140, 54, block), _far_apart(35, 55, block)), {}),
         "strided": ((a[3::4], b[::2]), {}),
         "batch": ((many, many[-1][-1]), {"out_dtype": torch.bfloat16}),
         "specials": ((_special(block, 140, 41), _special(block, 24, 42)), {}),
@@ -338,6 +355,27 @@ def _products(block: BlockFormat) -> dict[str, tuple[tuple, dict]]:
 def _spread(rows: int, k: int, seed: int, format: str) -> BlockTensor:
     """Quantized numbers whose blocks differ by many binades, so that the order of the additions shows."""
     return mxref.quantize(inputs.spread_normal(rows, k, seed=seed), format)
+
+
+def _far_apart(rows: int, seed: int, block: BlockFormat) -> BlockTensor:
+    """Eight blocks a row, up to 2^15 apart, so that not even sums of a few bits are exact across them."""
+    x = inputs.spread_normal(rows, 8, block.block_size, seed=seed)
+    x = torch.ldexp(x, torch.arange(8)[:, None] * 7 % 16)
+    return mxref.quantize(x.flatten(1), block)
+
+
+def _beyond_int32(format: str, k: int) -> tuple[tuple, dict]:
+    """Operands whose product, repeated along the rows of `a`, has more elements than 32 bits count."""
+    return (_spread(256, k, 64, format), _spread(8192, k, 65, format)), {"out_dtype": torch.bfloat16}
+
+
+def _repeat_a(args: tuple, options: dict, times: int) -> tuple[tuple, dict]:
+    a, b = args
+    return (a[torch.arange(len(a.packed), device=a.device).repeat(times)], b), options
+
+
+def _tails(a: str, b: str, k: int) -> tuple[tuple, dict]:
+    return (_spread(300, k, 58, a), _spread(150, k, 59, b)), {}
 
 
 def _rotated(format: str, rows: int, seed: int) -> BlockTensor:
@@ -437,6 +475,38 @@ def _worst_rows(length: int) -> torch.Tensor:
     return x.bfloat16()
 
 
+def _second_operands(a: BlockFormat, b: BlockFormat) -> Iterator[tuple[str, torch.Tensor, BlockTensor]]:
+    """(label, rows as values, one expert's weights) for the second product of a layer."""
+    length = max(a.block_size, b.block_size)
+    x, w2 = operands.one_block_a_scale(a, length, 56), operands.one_block_a_scale(b, length, 57)
+    yield "every_scale_pair", mxref.dequantize(x).nan_to_num(1.0, 1.0, 1.0), w2
+    yield "extremes", mxref.dequantize(_extremes(a.name, 13, 125, 3)), _extremes(b.name, 11, 125, 4)
+    if {a.name, b.name} <= {"mxfp8_e4m3", "mxfp8_e5m2"}:
+        x, w2 = operands.ties(a, b)
+        yield "ties", mxref.dequantize(x), w2
+
+
+def _many_experts(format: str) -> tuple[tuple, dict]:
+    """A layer that is repeated until its weights have more bytes than 32 bits count; each copy of it has its own tokens."""
+    x = inputs.spread_normal(4, 512, seed=66, dtype=torch.bfloat16)
+    layer = _weights(format, 512, 512, 67), _weights(format, 512, 256, 68)
+    return (x, *layer, *mxref.route(inputs.spread_normal(4, 6, seed=69), 2)), {"act_format": format}
+
+
+def _repeat_experts(args: tuple, options: dict, times: int) -> tuple[tuple, dict]:
+    x, w13, w2, ids, weights = args
+    tokens, experts = (torch.arange(len(part), device=x.device) for part in (x, w13.packed))
+    shift = torch.arange(times, device=x.device).repeat_interleave(len(tokens)) * len(experts)
+    tokens, experts = tokens.repeat(times), experts.repeat(times)
+    return (x[tokens], w13[experts], w2[experts], ids[tokens] + shift[:, None], weights[tokens]), options
+
+
+def _tails_of_layers(format: str, act_format: str, k: int) -> tuple[tuple, dict]:
+    x = inputs.spread_normal(200, k, seed=61, dtype=torch.bfloat16)
+    layer = _weights(format, 2 * k, k, 62), _weights(format, k, k, 63)
+    return (x, *layer, *mxref.route(inputs.spread_normal(200, 6, seed=60), 2)), {"act_format": act_format}
+
+
 def _moe_experts() -> Iterator[Case]:
     ids, weights = mxref.route(inputs.spread_normal(33, 6, seed=20), 2)
     x = inputs.spread_normal(33, 96, seed=21, dtype=torch.bfloat16)
@@ -462,6 +532,7 @@ def _moe_experts() -> Iterator[Case]:
         biases = {"bias13": inputs.spread_normal(6, 160, seed=32), "bias2": inputs.spread_normal(6, 96, seed=33).bfloat16()}
         oai = {"activation": "swiglu_oai", "gate_up": "interleaved"}
         yield case("interleaved_biases", w13, w2, format, **small, **biases, **oai)
+        yield case("biases_terms", w13, w2, format, **small, **biases, combine=False)
         yield case("rounded_slots", w13, w2, format, **small, round_per_slot=torch.bfloat16, out_dtype=torch.float32)
         yield case("twice_rounded", w13, w2, format, **small, activation="silu_rounded_twice", combine=False)
         foreign = {"expert_map": torch.tensor([0, -1, 5, 2, -1, 1])}
@@ -486,8 +557,14 @@ def _moe_experts() -> Iterator[Case]:
         worst = {"x": _worst_rows(96), "ids": torch.cat([worst_ids, worst_ids + 1], 1) % 6, "weights": torch.ones(9, 6)}
         yield case("worst", _worst_weights(format, 160, 96), _weights(format, 96, 80, 41), format, **worst)
         yield case("worst_second", w13, _worst_weights(format, 96, 80), format, **worst, combine=False)
-    yield case("worst", _worst_weights("mxint8", 160, 96), _worst_weights("mxint8", 96, 80), "mxint8", **worst)
-    yield case("worst", _worst_weights("mxfp8_e4m3", 160, 96), _worst_weights("mxfp8_e4m3", 96, 80), "mxfp8_e4m3", **worst)
+    for format, act_format in product(mxref.BLOCK_FORMATS, mxref.BLOCK_FORMATS):
+        if format != act_format or format not in ("mxfp4", "nvfp4"):
+            yield case("worst", _worst_weights(format, 160, 96), _worst_weights(format, 96, 80), act_format, **worst)
+        for label, rows, w2 in _second_operands(mxref.BLOCK_FORMATS[act_format], mxref.BLOCK_FORMATS[format]):
+            x, w13, w2 = operands.through_a_layer(rows, w2)
+            one = {"x": x, "ids": torch.zeros(len(x), 1, dtype=torch.int64), "weights": torch.ones(len(x), 1)}
+            scales = (torch.tensor(1.0), torch.tensor(64.0)) if act_format == "nvfp4" else None
+            yield case(label, w13, w2, act_format, **one, act_tensor_scales=scales, combine=False)
     each = torch.tensor([0.01, 0.02, 0.5, 1.0, 0.3, 0.07])
     w13, w2 = (
         _weights("nvfp4", 160, 96, 22, None, torch.stack([each, each * 3], 1)),
@@ -499,6 +576,16 @@ def _moe_experts() -> Iterator[Case]:
     yield case("vllm", w13, w2, "nvfp4", **small, act_recipe="vllm_triton")
     quark = _weights("mxfp4", 160, 96, 22, "quark_even"), _weights("mxfp4", 96, 80, 23, "quark_even")
     yield case("quark", *quark, "mxfp4", **small, act_recipe="quark_even")
+    for (format, act_format), k in product(PATHS, TAILS):
+        formats = format if format == act_format else f"{format} {act_format}"
+        arguments = partial(_tails_of_layers, format, act_format, k)
+        yield Case("moe_experts", f"{format}-{act_format}-k_{k}-200_tokens", formats, "bfloat16", arguments, 2)
+    for format in ("mxfp4", "mxfp8_e4m3"):
+        bits = mxref.BLOCK_FORMATS[format].element.bits
+        arguments, times = partial(_many_experts, format), 2**31 * 8 // (6 * 512 * 512 * bits) + 2
+        yield Case(
+            "moe_experts", f"{format}-{format}-beyond_int32", format, "bfloat16", arguments, 2, times, _repeat_experts
+        )
     for format, act_format in (("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"), ("mxfp4", "mxfp6_e3m2"), ("mxfp4", "mxfp8_e4m3")):
         ids, weights = mxref.route(inputs.spread_normal(700, 6, seed=42), 4)
         x = inputs.spread_normal(700, 720, seed=43, dtype=torch.bfloat16)

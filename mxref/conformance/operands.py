@@ -35,6 +35,24 @@ def one_block_a_scale(block: BlockFormat, length: int, seed: int, near: bool = F
     return of_values(values, block, scales)
 
 
+def through_a_layer(values: torch.Tensor, w2: BlockTensor) -> tuple[torch.Tensor, BlockTensor, BlockTensor]:
+    """(x, w13, w2) of one expert, with which the second product of a silu layer is that of 64 times the rows `values`
+    `[T, I]` and of `w2` `[N, I]`, whose rows are repeated to as many as x has columns.
+
+    Every row of w13 picks one element of x: a gate a 64, whose sigmoid is 1 in float32, an up its own.
+    """
+    tokens, width = values.shape
+    place = -(-width // 32) * 32  # a block of its own
+    columns = max(place + 32, len(w2.packed))
+    x, w13 = torch.zeros(tokens, columns), torch.zeros(1, 2 * width, columns)
+    x[:, :width], x[:, place], x[:, place + 1] = values, 64.0, 96.0  # every format holds 64 beside 96
+    w13[0, :width, place] = 1.0
+    w13[0, width:, :width] = torch.eye(width)
+    w2 = w2[torch.arange(columns) % len(w2.packed)]
+    w2 = BlockTensor.from_codes(w2.codes[None], w2.scales[None], None, w2.format, w2.recipe)
+    return x, of_values(w13, w2.format), w2
+
+
 def ties(a: BlockFormat, b: BlockFormat) -> tuple[BlockTensor, BlockTensor]:
     """Rows of one block; the exact dot of row i with row i lies at a tie between two float32 numbers, or beside it on the
     side that only the smallest products tell: of two smallest elements, or of a smallest and one from 1 on. A large sum

@@ -176,7 +176,11 @@ def _run_twice(case, subject, args, kwargs, expected, promised, device) -> tuple
 
 def _run_repeated(case, subject, args, kwargs, expected) -> tuple[str | None, str]:
     """The same, of tensors repeated along their first axis: every copy of the result must be `expected`."""
-    actual = _call(case.op, subject, repeat_rows(args, case.repeats), repeat_rows(kwargs, case.repeats))
+    if case.repeat is None:
+        args, kwargs = repeat_rows(args, case.repeats), repeat_rows(kwargs, case.repeats)
+    else:
+        args, kwargs = case.repeat(args, kwargs, case.repeats)
+    actual = _call(case.op, subject, args, kwargs)
     rows = expected.shape[0]
     if actual.shape != (rows * case.repeats, *expected.shape[1:]):
         return f"shape {tuple(actual.shape)}, expected {tuple(expected.shape)} times {case.repeats} along the first axis", ""
