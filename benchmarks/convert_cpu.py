@@ -170,6 +170,7 @@ def main() -> None:
     record = {
         "device": processor(),
         "cores": os.cpu_count(),
+        "load_average": os.getloadavg(),  # beyond 1 others were at work: then processor seconds say more than the wall's
         "threads": 1,
         "system": platform.system(),
         "python": platform.python_version(),
