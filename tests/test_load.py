@@ -579,12 +579,15 @@ def test_a_dtype_that_nothing_runs_in_is_refused_at_once(opened, tmp_path):
     tiny_model("qwen3moe").double().save_pretrained(plain)
     with pytest.raises(ValueError, match="says dtype float64: expected one of float32, bfloat16, float16"):
         opened(plain)
+    with pytest.raises(ValueError, match="^model: its parameters are float64: expected one of float32"):
+        evaluate(tiny_model("qwen3moe").double(), formats=["mxfp4"], ids=[1, 2] * 64, window=2)
 
 
 def test_a_dialect_that_the_config_contradicts_is_not_run(tmp_path):
     folder, _ = make(tmp_path / "made", config={"quantization_config": {"quant_method": "quark"}})
     with pytest.raises(CheckpointError, match="says 'quark' and is not heeded.*how inputs are quantized"):
         load(folder, dialect="compressed-tensors")
+    assert logits(load(folder, dialect="compressed-tensors", dequantized=True), IDS).isfinite().all()
 
 
 def test_a_path_of_one_slash_is_said_to_be_no_directory_first(tmp_path, monkeypatch):

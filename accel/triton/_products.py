@@ -76,23 +76,34 @@ def power(exponent):
 
 
 @triton.jit
+def halves_of(scale):
+    """Powers of two of E8M0 codes as two factors, the first of the smaller exponent."""
+    exponent = scale - 127
+    half = exponent >> 1
+    return power(half), power(exponent - half)
+
+
+@triton.jit
 def apply_scales(
     product, a_scale, b_scale, A_POWER: tl.constexpr, A_MANTISSA: tl.constexpr, A_UNBIAS: tl.constexpr, A_NAN: tl.constexpr,
     B_POWER: tl.constexpr, B_MANTISSA: tl.constexpr, B_UNBIAS: tl.constexpr, B_NAN: tl.constexpr,
 ):  # fmt: skip
-    """Products `[M, N]` times both block scales: those with a mantissa first, then the power of two, in two exact halves."""
+    """Products `[M, N]` times both block scales: those with a mantissa first, then the power of two, in two exact halves,
+    each the smaller half of one scale times the larger of the other, 2^-127 to 2^127."""
     if not A_POWER:
         product = product * decode_magnitude(a_scale, A_MANTISSA, False, A_UNBIAS)[:, None]
     if not B_POWER:
         product = product * decode_magnitude(b_scale, B_MANTISSA, False, B_UNBIAS)[None, :]
-    if A_POWER or B_POWER:
-        exponent = tl.zeros(product.shape, tl.int32)
-        if A_POWER:
-            exponent += a_scale[:, None] - 127
-        if B_POWER:
-            exponent += b_scale[None, :] - 127
-        half = exponent >> 1
-        product = product * power(half) * power(exponent - half)
+    if A_POWER and B_POWER:
+        a_low, a_high = halves_of(a_scale)
+        b_low, b_high = halves_of(b_scale)
+        product = product * (a_low[:, None] * b_high[None, :]) * (a_high[:, None] * b_low[None, :])
+    elif A_POWER:
+        low, high = halves_of(a_scale)
+        product = product * low[:, None] * high[:, None]
+    elif B_POWER:
+        low, high = halves_of(b_scale)
+        product = product * low[None, :] * high[None, :]
     nan = (a_scale == A_NAN)[:, None] | (b_scale == B_NAN)[None, :]
     return tl.where(nan, float_of(tl.full((), NAN, tl.int32)), product)
 

@@ -184,7 +184,7 @@ def scale_range(format: BlockFormat, size: int) -> tuple[float, float]:
 
 # ---- which path -----------------------------------------------------------------------------------------------------
 
-FEW_ROWS = 128  # up to this many, decoding the weights first costs more than it saves
+FEW_ROWS = 64  # up to this many, decoding the weights first costs more than it saves
 
 
 def chosen(a: BlockTensor, b: BlockTensor) -> Fused | Folded | Warpgroups:

@@ -127,7 +127,7 @@ def load(
         check_dtype("dtype", dtype)
     device = _device(device)
     checkpoint = load_checkpoint(path, dialect=dialect)
-    if checkpoint.contradicted:
+    if checkpoint.contradicted and not dequantized:
         raise CheckpointError(f"{path}: {checkpoint.contradicted}, which leaves open how inputs are quantized")
     for finding in promised(checkpoint):
         raise CheckpointError(f"{path}: {finding.name}: {finding.detail}")
@@ -222,10 +222,16 @@ def _no_model(path: Path, failure: Exception) -> ValueError:
 def config_dtype(name: str, config: Any) -> torch.dtype | None:
     """The dtype that the config of `name` says, if it is one that a model can be run in; raises ValueError if not."""
     dtype = config.get_text_config().dtype or config.dtype
-    if dtype not in (None, *FLOAT_DTYPES):
-        known = ", ".join(str(each).removeprefix("torch.") for each in FLOAT_DTYPES)
-        raise ValueError(f"{name}: config.json says dtype {str(dtype).removeprefix('torch.')}: expected one of {known}")
+    if dtype is not None:
+        check_runs(f"{name}: config.json says dtype", dtype)
     return dtype
+
+
+def check_runs(what: str, dtype: torch.dtype) -> None:
+    """Raise ValueError unless a model can be run in `dtype`."""
+    if dtype not in FLOAT_DTYPES:
+        known = ", ".join(str(each).removeprefix("torch.") for each in FLOAT_DTYPES)
+        raise ValueError(f"{what} {str(dtype).removeprefix('torch.')}: expected one of {known}")
 
 
 def _kept_in_float32(model: nn.Module, dtype: torch.dtype) -> list[str]:

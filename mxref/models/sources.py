@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from mxref.models.layers import StoredScheme, stored_scheme
-from mxref.models.load import config_dtype, load
+from mxref.models.load import check_runs, config_dtype, load
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
@@ -53,6 +53,7 @@ def open_source(argument: str, model: Any, device: Any, semantics: str, scales: 
 
         model, name = MODEL_DIRECTORY, "embedded"
     if isinstance(model, nn.Module):
+        check_runs(f"{argument}: its parameters are", next(model.parameters()).dtype)
         return Source(model.name_or_path or type(model).__name__, _on(model, device), stored_scheme(model))
     path = os.fspath(model)
     with _explained(argument, path, "a directory with a transformers causal language model"):
