@@ -93,6 +93,26 @@ def conformance_sentence(record: dict) -> str:
     return f"On an {record['device']}, level {record['level']}: {counts}"
 
 
+def experts_table(record: dict) -> str:
+    """Milliseconds of a layer by tokens, and those of the alternatives."""
+    tokens = list(dict.fromkeys(row["tokens"] for row in record["rows"]))
+    lines = ["| ms by tokens | " + " | ".join(map(str, tokens)) + " |", "|---|" + "--:|" * len(tokens)]
+    for key in dict.fromkeys((r["model"], r["weights"], r["activations"], r["by"]) for r in record["rows"]):
+        ms = {r["tokens"]: r["ms"] for r in record["rows"] if (r["model"], r["weights"], r["activations"], r["by"]) == key}
+        model, weights, activations, by = key
+        lines.append(f"| {model} {weights} {activations}: {by} | " + " | ".join(f"{ms[t]:.3g}" for t in tokens) + " |")
+    return "\n".join(lines)
+
+
+def product_sentence(record: dict) -> str:
+    row = next(r for r in record["rows"] if r.get("format") == "nvfp4" and r["m"] == 8192 and r["kernel"] == "chosen")
+    return f"NVFP4 [8192, 8192, 8192], decoding counted, in {row['ms']:.2f} ms, {row['of_cublas_bfloat16']:.2f} of cuBLAS' speed"
+
+
+def matmul_sentence(record: dict) -> str:
+    return f"matmul: {record['passed']} passed, {record['failed']} failed, {record['refused']} refused"
+
+
 def dispatch_sentence(record: dict) -> str:
     medians = {t.contender: 1e6 * t.seconds for t in timings(record) if t.op == "relu2"}
     reference, kernel = (medians[f"{who}, dispatched"] - medians[f"{who}, bare"] for who in ("reference", "kernel"))
@@ -102,6 +122,9 @@ def dispatch_sentence(record: dict) -> str:
 SHOWN = {
     "elementwise-h200.json": (gpu_table, gpu_sentence),
     "conformance-h200.json": (conformance_sentence,),
+    "conformance-matmul-h200.json": (matmul_sentence,),
+    "matmul-h200.json": (product_sentence,),
+    "moe-h200.json": (experts_table,),
     "eval-embedded-cpu.json": (evaluation_table, model_sentence),
     "bench-cpu.json": (speed_table, machine_sentence, dispatch_sentence),
 }
