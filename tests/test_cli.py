@@ -411,7 +411,9 @@ def test_compare_refuses_files_that_hold_no_such_tensor(tmp_path):
 # The program
 
 
-@pytest.mark.parametrize("command", [(), ("eval",), ("formats",), ("recipes",), ("explain",), ("compare",), ("verify",), ("bench",)])
+@pytest.mark.parametrize(
+    "command", [(), ("eval",), ("formats",), ("recipes",), ("explain",), ("compare",), ("verify",), ("bench",)]
+)
 def test_every_command_has_help(command):
     result = mxref_command(*command, "--help")
     assert result.exit_code == 0 and "Usage:" in result.stdout

@@ -106,7 +106,8 @@ def experts_table(record: dict) -> str:
 
 def product_sentence(record: dict) -> str:
     row = next(r for r in record["rows"] if r.get("format") == "nvfp4" and r["m"] == 8192 and r["kernel"] == "chosen")
-    return f"NVFP4 [8192, 8192, 8192], decoding counted, in {row['ms']:.2f} ms, {row['of_cublas_bfloat16']:.2f} of cuBLAS' speed"
+    speed = f"{row['ms']:.2f} ms, {row['of_cublas_bfloat16']:.2f} of cuBLAS' speed"
+    return f"NVFP4 [8192, 8192, 8192], decoding counted, in {speed}"
 
 
 def matmul_sentence(record: dict) -> str:

@@ -130,6 +130,31 @@ def gpu_speed() -> str:
     return "\n\n".join(tables)
 
 
+def gpu_products() -> str:
+    """Products by size and format: milliseconds, and speed over cuBLAS' of the same run."""
+    rows = []
+    for row in record("matmul-h200")["rows"]:
+        if row.get("kernel") == "chosen" and "ms" in row:
+            double = row.get("of_cublas_float64")
+            size = f"{row['m']} x {row['n']} x {row['k']}"
+            share = f"{row['of_cublas_bfloat16']:.2f}"
+            rows.append((size, row["format"], short(row["ms"]), share, "-" if double is None else f"{double:.2f}"))
+    header = ("M x N x K", "format", "ms", "of cuBLAS bfloat16", "of cuBLAS float64")
+    return table(header, rows, "llrrr")
+
+
+def gpu_experts() -> str:
+    """Whole expert layers: milliseconds, and the share of a copy of the packed weights that are met."""
+    rows = []
+    for row in record("moe-h200")["rows"]:
+        formats = f"{row['weights']}, {row['activations']}"
+        share = f"{row['of_a_copy']:.2f}" if row["by"] == "mxref" else "-"
+        peak = f"{row['peak_bytes'] / 1e6:.1f}"
+        rows.append((row["model"], formats, row["tokens"], row["by"], short(row["ms"]), share, peak))
+    header = ("model", "weights, activations", "tokens", "by", "ms", "of a copy", "peak MB")
+    return table(header, rows, "llrlrrr")
+
+
 def evaluation() -> str:
     """What each format costs the embedded model."""
     rows = []
