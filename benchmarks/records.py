@@ -117,7 +117,11 @@ def _elementwise(data: dict, run: Run) -> Iterator[Row]:
             values |= {"ms": row["ms"], "ceiling": COPY, "ceiling_ms": row["copy_ms"]}
             values["times_a_bare_kernel"] = row.get("times_a_bare_kernel")
         note = row.get("failed", "")
-        yield Row(run, SPEED, op, format, data["dtype"], who, row.get("recipe", ""), size, note=note, values=_known(values))
+        # records that name no recipe were made with the format's own
+        recipe = row.get("recipe") or (
+            BLOCK_FORMATS[format].default_recipe if who == OURS and format in BLOCK_FORMATS else ""
+        )
+        yield Row(run, SPEED, op, format, data["dtype"], who, recipe, size, note=note, values=_known(values))
 
 
 def _named_elementwise(data: dict, run: Run) -> Iterator[Row]:

@@ -369,8 +369,8 @@ PRODUCT_FAULTS = (
     Fault(
         "scales multiplied first",
         PRODUCTS,
-        "product = product * power(half) * power(exponent - half)",
-        "product = product * (power(half) * power(half) * (1 + exponent % 2))",
+        "product * (a_low[:, None] * b_high[None, :]) * (a_high[:, None] * b_low[None, :])",
+        "product * ((a_low[:, None] * b_high[None, :]) * (a_high[:, None] * b_low[None, :]))",
         ("matmul",),
     ),
     Fault(

@@ -26,10 +26,14 @@ def command(*arguments):
     return CliRunner().invoke(app, ["bench", *map(str, arguments)])
 
 
+def outside() -> dict[str, str]:
+    """The environment without what pytest's workers and the interpreter of kernels put into it."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_XDIST", "TRITON_INTERPRET"))}
+
+
 def program(*arguments, modules: Path | None = None):
     path = os.pathsep.join(map(str, filter(None, [modules, ROOT, os.environ.get("PYTHONPATH")])))
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    environment = outside() | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     run = [sys.executable, "-m", "mxref", "bench", *map(str, arguments)]
     return subprocess.run(run, capture_output=True, text=True, env=environment, timeout=300)
 
@@ -37,8 +41,7 @@ def program(*arguments, modules: Path | None = None):
 def test_every_benchmark_runs_at_a_tiny_size(tmp_path):
     """In one process, which imports everything once."""
     run = [sys.executable, "-m", "pytest", "benchmarks", "--benchmark-only", "--quick", "-p", "no:cacheprovider"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    environment.pop("TRITON_INTERPRET", None)
+    environment = outside() | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     run += [f"--benchmark-json={tmp_path / 'r.json'}"]
     result = subprocess.run(run, capture_output=True, text=True, cwd=ROOT, env=environment)
     assert result.returncode == 0, result.stdout
@@ -116,7 +119,7 @@ def test_a_wrong_reference_is_found_by_the_oracle(tmp_path):
     functions.write_text(functions.read_text().replace(right, wrong))
     run = [sys.executable, "-m", "pytest", "benchmarks/test_activations_cpu.py", "--benchmark-only", "--quick"]
     run += ["--benchmark-json=r.json", "-p", "no:cacheprovider"]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    environment = outside() | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
     result = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert result.returncode == 1 and "values differ in their bits" in result.stdout
     assert not (tmp_path / "r.json").exists() and "Median" not in result.stdout

@@ -193,7 +193,8 @@ def _pytest(connection: Connection, arguments: list[str], output: str) -> None:
 def _run_script(benchmark: Benchmark, record: Path, on_progress: Callable[[str, int, int], None]) -> None:
     on_progress(benchmark.name, 0, 1)
     command = [sys.executable, "-m", f"benchmarks.{benchmark.path.stem}", "--json", str(record)]
-    result = subprocess.run(command, cwd=DIRECTORY.parent, capture_output=True, text=True)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}  # of its caller
+    result = subprocess.run(command, cwd=DIRECTORY.parent, capture_output=True, text=True, env=environment)
     if result.returncode or not record.exists():
         said = (result.stderr or result.stdout).strip().splitlines()
         raise BenchmarkFailed("\n".join([f"exit code {result.returncode}", *said[-FRAMES_SHOWN:]]))
