@@ -168,6 +168,7 @@ def _pytest(connection: Connection, arguments: list[str], output: str) -> None:
     """In a process of its own: pytest, which tells `connection` what it has done and writes its text to a file."""
     import pytest
 
+    os.environ.pop("PYTEST_XDIST_WORKER", None)  # of a caller's own tests: nothing is timed beside it
     file = os.open(output, os.O_WRONLY | os.O_CREAT)
     os.dup2(file, 1)
     os.dup2(file, 2)
@@ -193,8 +194,7 @@ def _pytest(connection: Connection, arguments: list[str], output: str) -> None:
 def _run_script(benchmark: Benchmark, record: Path, on_progress: Callable[[str, int, int], None]) -> None:
     on_progress(benchmark.name, 0, 1)
     command = [sys.executable, "-m", f"benchmarks.{benchmark.path.stem}", "--json", str(record)]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}  # of its caller
-    result = subprocess.run(command, cwd=DIRECTORY.parent, capture_output=True, text=True, env=environment)
+    result = subprocess.run(command, cwd=DIRECTORY.parent, capture_output=True, text=True)
     if result.returncode or not record.exists():
         said = (result.stderr or result.stdout).strip().splitlines()
         raise BenchmarkFailed("\n".join([f"exit code {result.returncode}", *said[-FRAMES_SHOWN:]]))
