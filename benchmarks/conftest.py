@@ -14,7 +14,6 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))  # the oracles
 
 import mxref  # noqa: E402
+from benchmarks.made_model import peak_resident  # noqa: E402
 
 LIBRARIES = ("torchao", "compressed-tensors", "amd-quark", "transformers", "safetensors")
 ROUNDS, LONG_ROUNDS, LONG = 5, 3, 1.0  # as many of what takes more than LONG seconds
@@ -103,8 +103,10 @@ def timed(benchmark, request):
 
     def timed(contender):
         run = contender.prepare()
-        with _memory(benchmark.extra_info if contender.counts_memory else {}):
+        with peak_resident() if contender.counts_memory else contextlib.nullcontext() as peak:
             run()  # compiles
+        if peak:
+            benchmark.extra_info["peak_resident_bytes"] = peak[0]
         start = time.perf_counter()
         result = run()
         seconds = time.perf_counter() - start
@@ -119,21 +121,3 @@ def timed(benchmark, request):
         benchmark.pedantic(run, rounds=rounds, iterations=iterations)
 
     return timed
-
-
-@contextlib.contextmanager
-def _memory(facts: dict) -> Iterator[None]:
-    """Say how many bytes are resident at most within it, beyond those at its start, where Linux counts them."""
-    high_water = Path("/proc/self/clear_refs")
-    if not high_water.exists():
-        yield
-        return
-    high_water.write_text("5")
-    before = _resident("VmRSS")
-    yield
-    facts["peak_resident_bytes"] = _resident("VmHWM") - before
-
-
-def _resident(key: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(key))

@@ -20,55 +20,28 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
 
 import mxref
+from benchmarks.made_model import bytes_of, peak_resident, weights_of, write_model
 from mxref.checkpoints import convert_checkpoint, load_checkpoint
-from mxref.checkpoints.files import Output, ShardWriter
 
-HIDDEN, INTERMEDIATE = 2048, 7168
-SHAPES = {
-    "self_attn.q_proj": (HIDDEN, HIDDEN),
-    "self_attn.o_proj": (HIDDEN, HIDDEN),
-    "mlp.gate_proj": (INTERMEDIATE, HIDDEN),
-    "mlp.up_proj": (INTERMEDIATE, HIDDEN),
-    "mlp.down_proj": (HIDDEN, INTERMEDIATE),
-}
+layers_of = partial(weights_of, hidden=2048, intermediate=7168)
+LAYER = layers_of(1)
 RECIPE = "quark_even"
 RUNS = [(backend, losses) for backend in ("inductor", "reference") for losses in (False, True)]
 
 
-def write_model(folder: Path, size: int) -> dict:
-    """A model in bfloat16 of about `size` bytes, in shards of a quarter; the matrices of all layers are the same ones."""
-    generator = torch.Generator().manual_seed(0)
-    matrices = {part: (0.02 * torch.randn(shape, generator=generator)).bfloat16() for part, shape in SHAPES.items()}
-    layer = sum(matrix.numel() * matrix.itemsize for matrix in matrices.values())
-    named = {f"model.layers.{i}.{part}.weight": part for i in range(max(1, size // layer)) for part in SHAPES}
-    writer = ShardWriter(folder, [Output.like(name, matrices[part]) for name, part in named.items()], size // 4)
-    for name, part in named.items():
-        writer.write(name, matrices[part])
-    (folder / "config.json").write_text(json.dumps({"model_type": "made", "dtype": "bfloat16"}))
-    shards = [(folder / file).stat().st_size for file in writer.files]
-    return {"bytes": sum(shards), "shards": len(shards), "largest_shard": max(shards), "layer": layer}
-
-
-def resident(key: str) -> int:
-    """Bytes in /proc/self/status."""
-    return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith(key))
-
-
 def measured(call) -> tuple[float, float, int | None]:
     """Seconds on the wall and of the processor, and resident bytes at most beyond those at the start."""
-    counts = Path("/proc/self/clear_refs").exists()
-    if counts:
-        Path("/proc/self/clear_refs").write_text("5")
-    before = resident("VmRSS") if counts else 0
-    start, processor = time.perf_counter(), time.process_time()
-    call()
-    times = time.perf_counter() - start, time.process_time() - processor
-    return *times, resident("VmHWM") - before if counts else None
+    with peak_resident() as peak:
+        start, processor = time.perf_counter(), time.process_time()
+        call()
+        times = time.perf_counter() - start, time.process_time() - processor
+    return *times, peak[0] if peak else None
 
 
 def read_all(path: Path) -> None:
@@ -83,7 +56,7 @@ def run_one(source: Path, out: Path, backend: str, losses: bool, rounds: int) ->
     with mxref.use(*[] if backend == "reference" else [backend], strict=backend != "reference"):
         with tempfile.TemporaryDirectory(dir=out.parent) as small:
             (Path(small) / "in").mkdir()
-            write_model(Path(small) / "in", 1)
+            write_model(Path(small) / "in", LAYER)
             convert_checkpoint(Path(small) / "in", Path(small) / "out", to="quark", format="mxfp4", recipe=RECIPE)
             gate(Path(small) / "in", Path(small) / "out")
         converting = [
@@ -153,7 +126,8 @@ def main() -> None:
         size = int(given.gigabytes * 1e9)
         if shutil.disk_usage(folder).free < 2 * size:
             raise SystemExit(f"{folder}: less than {2 * given.gigabytes} GB free")
-        model = write_model(source, size)
+        shards = [file.stat().st_size for file in write_model(source, layers_of(max(1, size // bytes_of(LAYER))))]
+        model = {"bytes": sum(shards), "shards": len(shards), "largest_shard": max(shards), "layer": bytes_of(LAYER)}
         for backend, losses in RUNS:
             command = [sys.executable, "-m", "benchmarks.convert_cpu", "--rounds", str(given.rounds)]
             command += ["--one", str(source), str(out), backend, str(losses)]

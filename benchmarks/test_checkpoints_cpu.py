@@ -5,7 +5,6 @@ first run began, by the kernel's high-water mark, which Linux alone can reset.
 """
 
 import functools
-import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -24,18 +23,10 @@ pytest.importorskip("safetensors")
 
 from safetensors.torch import load_file
 
+from benchmarks.made_model import weights_of, write_model
 from mxref.checkpoints import convert_checkpoint, load_checkpoint
-from mxref.checkpoints.files import Output, ShardWriter
 
-HIDDEN, INTERMEDIATE = 1024, 3584
-SHAPES = {
-    "self_attn.q_proj": (HIDDEN, HIDDEN),
-    "self_attn.o_proj": (HIDDEN, HIDDEN),
-    "mlp.gate_proj": (INTERMEDIATE, HIDDEN),
-    "mlp.up_proj": (INTERMEDIATE, HIDDEN),
-    "mlp.down_proj": (HIDDEN, INTERMEDIATE),
-}
-LAYERS = 6  # 160 MB
+LAYERS, HIDDEN, INTERMEDIATE = 6, 1024, 3584  # 160 MB
 FORMAT, RECIPE = "mxfp4", "quark_even"
 FILES, SAFETENSORS = "copy of the files", "safetensors, copied"
 ROWS_COMPARED = 64
@@ -67,7 +58,7 @@ def _weights(layers: int) -> dict[str, tuple[int, int]]:
     """Shapes of a model's matrices by name."""
     if layers == 0:  # one small matrix
         return {"model.layers.0.self_attn.q_proj.weight": (32, 64)}
-    return {f"model.layers.{i}.{part}.weight": shape for i in range(layers) for part, shape in SHAPES.items()}
+    return weights_of(layers, HIDDEN, INTERMEDIATE)
 
 
 @functools.cache
@@ -77,17 +68,10 @@ def _folder() -> tempfile.TemporaryDirectory:
 
 @functools.cache
 def _source(layers: int) -> Path:
-    """A model in bfloat16, in shards of a quarter; matrices of one shape are the same."""
+    """The model that is converted."""
     folder = Path(_folder().name) / f"source-{layers}"
     folder.mkdir()
-    named = _weights(layers)
-    generator = torch.Generator().manual_seed(0)
-    matrices = {shape: (0.02 * torch.randn(shape, generator=generator)).bfloat16() for shape in set(named.values())}
-    total = sum(2 * rows * columns for rows, columns in named.values())
-    writer = ShardWriter(folder, [Output.like(name, matrices[shape]) for name, shape in named.items()], max(1, total // 4))
-    for name, shape in named.items():
-        writer.write(name, matrices[shape])
-    (folder / "config.json").write_text(json.dumps({"model_type": "made", "dtype": "bfloat16"}))
+    write_model(folder, _weights(layers))
     return folder
 
 

@@ -226,6 +226,8 @@ def evaluate_command(
         _fail(f"--plot={str(plot_file)!r}: expected a file name that ends in {', '.join(PLOT_TYPES)}")
     if random_ids and (ids is not None or text is not None or tokenizer is not None):
         _fail("--random-ids goes without --ids, --text and --tokenizer; expected one of them")
+    if check and backend is None:
+        _fail("--check: expected a --backend to compare with the reference")
     from mxref.models import evaluate as evaluation
 
     asked = {"window": window, "tokens": tokens, "ids": "random" if random_ids else ids}
@@ -233,8 +235,6 @@ def evaluate_command(
         asked["activations"] = ["none"]
     elif activations is not None:
         asked["activations"] = _names(activations)
-    if check and backend is None:
-        _fail("--check: expected a --backend to compare with the reference")
     computing = mxref.use(*[backend] if backend else [], check=check)
     with _usage_errors(), computing, _quiet_transformers(), _progress_bar("windows") as on_progress:
         try:

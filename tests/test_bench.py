@@ -179,7 +179,7 @@ def test_a_missing_package_is_named(monkeypatch):
 
 def test_a_file_that_does_not_run_fails(monkeypatch, tmp_path):
     (tmp_path / "benchmarks").mkdir()
-    for name in ("conftest.py", "contenders.py"):
+    for name in ("conftest.py", "contenders.py", "made_model.py"):
         (tmp_path / "benchmarks" / name).write_text((ROOT / "benchmarks" / name).read_text())
     (tmp_path / "benchmarks" / "test_dead_cpu.py").write_text('"""Dies."""\nimport os\n\nos._exit(5)\n')
     (tmp_path / "benchmarks" / "empty_gpu.py").write_text('"""Writes nothing."""\nraise SystemExit("no such kernel")\n')

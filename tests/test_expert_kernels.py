@@ -1,12 +1,8 @@
 """Expert layers in Triton: nothing but a token's own row, its experts and its weights decides its bits."""
 
-import importlib.util
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
+from kernel_scripts import DEVICES, says_the_same
 
 import mxref
 
@@ -45,15 +41,9 @@ print("the same")
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("device", DEVICES)
 def test_batch_tiles_and_ranks_change_no_bit(device):
-    if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("needs a GPU")
-    environment = {**os.environ, "TRITON_INTERPRET": "1" if device == "cpu" else "0", "PYTHONWARNINGS": "ignore"}
-    script = INVARIANT.replace("{device}", device)
-    result = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
-    assert result.stdout.strip() == "the same", result.stderr[-2000:]
+    says_the_same(INVARIANT, device)
 
 
 @pytest.mark.gpu

@@ -1,14 +1,11 @@
 """Matmuls in Triton: nothing but a row of A, a row of B and their scales decides the bits of an output."""
 
-import importlib.util
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
+from kernel_scripts import DEVICES, says_the_same
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+import mxref
+
 INVARIANT = """
 import torch, mxref
 from accel.triton.matmul import Folded, Fused, folded_dtype, matmul, multiply
@@ -34,12 +31,15 @@ print("the same")
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 @pytest.mark.parametrize("device", DEVICES)
 def test_batch_and_path_change_no_bit(device):
-    if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("needs a GPU")
-    environment = {**os.environ, "TRITON_INTERPRET": "1" if device == "cpu" else "0", "PYTHONWARNINGS": "ignore"}
-    script = INVARIANT.replace("{device}", device)
-    result = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
-    assert result.stdout.strip() == "the same", result.stderr[-2000:]
+    says_the_same(INVARIANT, device)
+
+
+def test_a_gpu_is_refused_scales_that_no_record_covers(monkeypatch):
+    kernels = pytest.importorskip("accel.triton.matmul", exc_type=ImportError)
+    monkeypatch.setattr(kernels, "INTERPRETED", False)
+    mx, nv = (mxref.quantize(torch.ones(2, 32), format) for format in ("mxfp4", "nvfp4"))
+    assert kernels.accepts(nv, nv) is None
+    for a, b in ((mx, mx), (mx, nv), (nv, mx)):
+        assert "E8M0" in kernels.accepts(a, b)

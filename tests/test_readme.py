@@ -111,7 +111,7 @@ def product_sentence(record: dict) -> str:
 
 
 def matmul_sentence(record: dict) -> str:
-    return f"matmul: {record['passed']} passed, {record['failed']} failed, {record['refused']} refused"
+    return f"`matmul`: {record['passed']} passed, {record['failed']} failed, {record['refused']} refused"
 
 
 def dispatch_sentence(record: dict) -> str:

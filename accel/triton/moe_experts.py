@@ -50,7 +50,8 @@ SPLIT = ELEMENT_FORMATS["e4m3"]  # whose dots are exact once integer parts and r
 class Tiling:
     """What a program of a product takes: `rows` of weights, `slots` at a time, `blocks` of K at a time.
 
-    More than one block at a time needs one warp; decoded pairs in blocks of 16 need, of one warp, more than one.
+    A warp group's tiles, of four warps and 64 rows or more, take one block at a time; smaller ones take more than one where
+    pairs in blocks of 16 are decoded.
     """
 
     rows: int
