@@ -22,6 +22,7 @@ from accel.triton._tiles import (
     decode_power,
     decode_top,
     float_of,
+    halves_of,
     inverse_power,
     narrow,
     round_to_step,
@@ -50,8 +51,8 @@ def split_at_one(value):
 
 @triton.jit
 def quantize_rows_kernel(
-    x_ptr, values_ptr, scales_ptr, stored_ptr, safe_ptr, given_ptr, ids_ptr, weights_ptr, alpha, limit, experts,
-    x_row, k_size, values_row, part_stride,
+    x_ptr, values_ptr, scales_ptr, stored_ptr, safe_ptr, given_ptr, ids_ptr, weights_ptr, table_ptr, alpha, limit, experts,
+    x_row, k_size, values_row, part_stride, UNITS: tl.constexpr,
     BLOCKS: tl.constexpr, SIZE: tl.constexpr, ROWS_A_SOURCE: tl.constexpr, WEIGHTED: tl.constexpr,
     ACTIVATION: tl.constexpr, GATED: tl.constexpr, INTERLEAVED: tl.constexpr, STORED: tl.constexpr,
     PAIRED: tl.constexpr, HALF: tl.constexpr, PARTS: tl.constexpr,
@@ -63,7 +64,8 @@ def quantize_rows_kernel(
     """One row: activation, tensor scale, block scales, codes; stores what the codes are worth times their block scale.
 
     Row r of the operand comes from row r // `ROWS_A_SOURCE` of x. `PARTS` 2: integer parts and rests apart. `PAIRED`: of
-    each eight values, in the order 0, 4, 1, 5, 2, 6, 3, 7, in which packed pairs decode.
+    each eight values, in the order 0, 4, 1, 5, 2, 6, 3, 7, in which packed pairs decode. `UNITS`, if not 0, of elements are
+    an integer: these as int8, and the scales as float32, in those units and halves, of E8M0 as two factors.
     """
     row = tl.program_id(0).to(tl.int64)
     k = tl.arange(0, BLOCKS)[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
@@ -80,7 +82,7 @@ def quantize_rows_kernel(
         up = widen(gate)
         if GATED:
             up = widen(tl.load(start + (gate_k + 1 if INTERLEAVED else gate_k + k_size), mask=present, other=0))
-        x = activated(widen(gate), pattern_of(gate), up, None, alpha, limit, ACTIVATION, GATED, STORED)
+        x = activated(widen(gate), pattern_of(gate), up, table_ptr, alpha, limit, ACTIVATION, GATED, STORED)
 
     magnitude = bits_of(x) & MAGNITUDE
     amax = tl.max(magnitude, axis=1)
@@ -115,19 +117,30 @@ def quantize_rows_kernel(
         safe = tl.full((), 1, tl.int32)
     sum, anchor = round_to_step(tl.abs(quotient), MANTISSA, LOWEST, MAX)
     element = tl.where(quotient < 0.0, anchor - sum, sum - anchor)
-    factor = tl.where(poisoned, float("nan"), factor)[:, None] * (SHIFT_UP if PAIRED and not HALF else 1.0)
-    k = (k & -8) | (k & 3) << 1 | (k >> 2 & 1) if PAIRED else k
-    place = values_ptr + row * values_row + k
     inside = k < values_row
-    if PARTS == 2:
-        whole, rest = split_at_one(element)
-        tl.store(place, (whole * factor).to(values_ptr.dtype.element_ty), mask=inside)
-        tl.store(place + part_stride, (rest * factor).to(values_ptr.dtype.element_ty), mask=inside)
+    block = tl.arange(0, BLOCKS)
+    if UNITS > 0:
+        tl.store(values_ptr + row * values_row + k, (element * UNITS).to(tl.int8), mask=inside)
+        place = scales_ptr + row * (values_row // SIZE) * (2 if POWER_OF_TWO else 1)
+        if POWER_OF_TWO:
+            low, high = halves_of(scale)
+            tl.store(place + 2 * block, tl.where(poisoned, float("nan"), low), mask=block * SIZE < values_row)
+            tl.store(place + 2 * block + 1, high * (0.5 / UNITS), mask=block * SIZE < values_row)
+        else:
+            factor = tl.where(poisoned, float("nan"), factor) * (0.5 / UNITS)
+            tl.store(place + block, factor, mask=block * SIZE < values_row)
     else:
-        tl.store(place, (element * factor).to(values_ptr.dtype.element_ty), mask=inside)
-    if POWER_OF_TWO:
-        block = tl.arange(0, BLOCKS)
-        tl.store(scales_ptr + row * (values_row // SIZE) + block, scale.to(tl.uint8), mask=block * SIZE < values_row)
+        factor = tl.where(poisoned, float("nan"), factor)[:, None] * (SHIFT_UP if PAIRED and not HALF else 1.0)
+        k = (k & -8) | (k & 3) << 1 | (k >> 2 & 1) if PAIRED else k
+        place = values_ptr + row * values_row + k
+        if PARTS == 2:
+            whole, rest = split_at_one(element)
+            tl.store(place, (whole * factor).to(values_ptr.dtype.element_ty), mask=inside)
+            tl.store(place + part_stride, (rest * factor).to(values_ptr.dtype.element_ty), mask=inside)
+        else:
+            tl.store(place, (element * factor).to(values_ptr.dtype.element_ty), mask=inside)
+        if POWER_OF_TWO:
+            tl.store(scales_ptr + row * (values_row // SIZE) + block, scale.to(tl.uint8), mask=block * SIZE < values_row)
     tl.store(stored_ptr + row, stored)
     tl.store(safe_ptr + row, safe)
 
@@ -349,26 +362,72 @@ def sums_of_blocks(
         else:
             d = dots(w, x, OPERAND, BN, BM, NB, G)
         if TWO and PARTS == 2:
-            d += dots_of_two(w, x_rest, OPERAND, BN, BM, NB, G)
+            d = add_apart(d, dots_of_two(w, x_rest, OPERAND, BN, BM, NB, G))
         elif SPLIT and PARTS == 2:
             mixed = dots(w, x_rest, OPERAND, BN, BM, NB, G) + dots(w_rest, x, OPERAND, BN, BM, NB, G)  # exact
             rests = dots(w_rest, x_rest, OPERAND, BN, BM, NB, G)
             d = ((d.to(tl.float64) + mixed.to(tl.float64)) + rests.to(tl.float64)).to(tl.float32)
         elif SPLIT:
-            d += dots(w_rest, x, OPERAND, BN, BM, NB, G)  # the one rounding of the exact dot
+            d = add_apart(d, dots(w_rest, x, OPERAND, BN, BM, NB, G))  # the one rounding of the exact dot
         elif PARTS == 2:
-            d += dots(w, x_rest, OPERAND, BN, BM, NB, G)
+            d = add_apart(d, dots(w, x_rest, OPERAND, BN, BM, NB, G))
         if not FOLD:
-            exponent = tl.zeros((NB, BN, BM), tl.int32)
+            first, second = 1.0, 1.0
             if POWER_OF_TWO:
-                known = tl.where(scale == SCALE_NAN, 127, scale) - 127
-                exponent += tl.permute(known, (1, 0))[:, :, None]
+                low, high = halves_of(tl.permute(tl.where(scale == SCALE_NAN, 127, scale), (1, 0))[:, :, None])
+                first, second = first * low, second * high
             if X_POWER_OF_TWO:
-                exponent += tl.permute(x_scale - 127, (1, 0))[:, None, :]
-            half = exponent >> 1
-            d = tl.reshape(d, (NB, BN, BM)) * decode_power(half + 127) * decode_power(exponent - half + 127)
+                low, high = halves_of(tl.permute(x_scale, (1, 0))[:, None, :])
+                first, second = first * high, second * low
+            d = tl.reshape(d, (NB, BN, BM)) * first * second
         acc = add_apart(acc, tl.reshape(d, (BN, BM))) if NB == 1 else add_in_order(acc, d, BN, BM, NB)
     return acc, lowest, highest
+
+
+@triton.jit
+def expert_slots(ids_ptr, place, slots, experts, SLOTS: tl.constexpr, BY_SLOT: tl.constexpr):
+    """Of program `place` among few slots: its expert, how many slots are that expert's, the rank of each slot among them
+    (or -1), all slots. `BY_SLOT`: programs count slots, and the first of an expert's has all of them, the others none."""
+    slot_of = tl.arange(0, SLOTS)
+    ids = tl.load(ids_ptr + slot_of, mask=slot_of < slots, other=-1).to(tl.int32)
+    expert = place
+    if BY_SLOT:
+        expert = tl.load(ids_ptr + place).to(tl.int32)
+    mine = (ids == expert) & (expert >= 0) & (expert < experts)
+    count = tl.sum(mine.to(tl.int32), axis=0)
+    if BY_SLOT:
+        first = tl.min(tl.where(mine, slot_of, SLOTS), axis=0)
+        count = tl.where(first == place, count, 0)
+    return expert, count, tl.where(mine, tl.cumsum(mine.to(tl.int32), axis=0) - 1, -1), slot_of
+
+
+@triton.jit
+def finish_slots(
+    acc, slot, present, e, row, n, n_size, X_OF_SLOTS: tl.constexpr, x_stored_ptr, w_stored_ptr, bias_ptr, router_ptr,
+    out_ptr, stored_expert, stored_row, bias_expert, UNIT: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
+    X_STORED: tl.constexpr, W_STORED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ROUTER: tl.constexpr, ROUNDED: tl.constexpr,
+    STORED: tl.constexpr,
+):  # fmt: skip
+    """Sums `[BN, BM]`, in units of `UNIT`, times tensor scales, with bias and router weight, stored as out[slot, n]."""
+    alpha = tl.full((BN, BM), 1.0, tl.float32)
+    if X_STORED != "none":
+        x_stored = tl.load(x_stored_ptr + slot // X_OF_SLOTS, mask=present, other=1.0)
+        if X_STORED == "divide":
+            x_stored = tl.div_rn(tl.full((BM,), 1.0, tl.float32), x_stored)
+        alpha = alpha * x_stored[None, :]
+    if W_STORED != "none":
+        w_stored = tl.load(w_stored_ptr + e * stored_expert + row * stored_row)
+        if W_STORED == "divide":
+            w_stored = tl.div_rn(tl.full((BN,), 1.0, tl.float32), w_stored)
+        alpha = alpha * w_stored[:, None]
+    acc = alpha * (acc * UNIT)
+    if HAS_BIAS:
+        acc = acc + widen(tl.load(bias_ptr + e * bias_expert + row))[:, None]
+    if HAS_ROUTER:
+        acc = widen(narrow(acc, tl.float32)) * tl.load(router_ptr + slot, mask=present, other=0.0)[None, :]
+        acc = widen(narrow(acc, ROUNDED))
+    inside = (n < n_size)[:, None] & present[None, :]
+    tl.store(out_ptr + slot.to(tl.int64)[None, :] * n_size + n[:, None], narrow(acc, STORED), mask=inside)
 
 
 @triton.jit
@@ -395,17 +454,7 @@ def experts_product_kernel(
     place = tl.program_id(1)
     unit = tl.arange(0, BM)
     if SLOTS > 0:
-        slot_of = tl.arange(0, SLOTS)
-        ids = tl.load(ids_ptr + slot_of, mask=slot_of < slots, other=-1).to(tl.int32)
-        expert = place
-        if BY_SLOT:
-            expert = tl.load(ids_ptr + place).to(tl.int32)
-        mine = (ids == expert) & (expert >= 0) & (expert < experts)
-        count = tl.sum(mine.to(tl.int32), axis=0)
-        if BY_SLOT:
-            first = tl.min(tl.where(mine, slot_of, SLOTS), axis=0)
-            count = tl.where(first == place, count, 0)
-        rank = tl.where(mine, tl.cumsum(mine.to(tl.int32), axis=0) - 1, -1)
+        expert, count, rank, slot_of = expert_slots(ids_ptr, place, slots, experts, SLOTS, BY_SLOT)
         start = 0
     else:
         expert = tl.load(tiles_ptr + 3 * place)
@@ -445,26 +494,11 @@ def experts_product_kernel(
                         SCALE_NAN, SCALE_MANTISSA, SCALE_UNBIAS, BITS, MANTISSA, MAX, MAX_CODE, SIGN_SHIFT, INTEGER,
                         UNBIAS, EVEN, HALF,
                     )  # fmt: skip
-            alpha = tl.full((BN, BM), 1.0, tl.float32)
-            if X_STORED != "none":
-                x_stored = tl.load(x_stored_ptr + x_of, mask=present, other=1.0)
-                if X_STORED == "divide":
-                    x_stored = tl.div_rn(tl.full((BM,), 1.0, tl.float32), x_stored)
-                alpha = alpha * x_stored[None, :]
-            if W_STORED != "none":
-                w_stored = tl.load(w_stored_ptr + e * stored_expert + row * stored_row)
-                if W_STORED == "divide":
-                    w_stored = tl.div_rn(tl.full((BN,), 1.0, tl.float32), w_stored)
-                alpha = alpha * w_stored[:, None]
-            acc = alpha * (acc * HALF_SHIFT if HALF else acc)
-            if HAS_BIAS:
-                acc = acc + widen(tl.load(bias_ptr + e * bias_expert + row))[:, None]
-            if HAS_ROUTER:
-                acc = widen(narrow(acc, tl.float32)) * tl.load(router_ptr + slot, mask=present, other=0.0)[None, :]
-                acc = widen(narrow(acc, ROUNDED))
-            inside = (n < n_size)[:, None] & present[None, :]
-            out = out_ptr + slot.to(tl.int64)[None, :] * n_size + n[:, None]
-            tl.store(out, narrow(acc, STORED), mask=inside)
+            finish_slots(
+                acc, slot, present, e, row, n, n_size, X_OF_SLOTS, x_stored_ptr, w_stored_ptr, bias_ptr, router_ptr, out_ptr,
+                stored_expert, stored_row, bias_expert, HALF_SHIFT if HALF else 1.0, BN, BM, X_STORED, W_STORED, HAS_BIAS,
+                HAS_ROUTER, ROUNDED, STORED,
+            )  # fmt: skip
 
 
 @triton.jit

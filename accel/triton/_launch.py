@@ -91,9 +91,7 @@ _tables: dict[tuple, torch.Tensor] = {}
 
 def large_tile(block_elements: int, activated: Activated) -> tuple[int, int]:
     """Elements and warps of a program that packs codes of a large tensor, measured on an H200."""
-    if activated is NOTHING:
-        return max(64 * block_elements, TILE_ELEMENTS), 1
-    return (2 * TILE_ELEMENTS, 2) if block_elements == 16 else LARGE
+    return (max(64 * block_elements, TILE_ELEMENTS), 1) if activated is NOTHING else LARGE
 
 
 def small_tile(format: BlockFormat) -> tuple[int, int]:

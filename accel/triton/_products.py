@@ -10,7 +10,7 @@ import triton.language as tl
 
 from accel.triton._packing import load_codes
 from accel.triton._places import exists, places
-from accel.triton._tiles import NAN, decode_magnitude, decode_power, decode_top, float_of, narrow, widen
+from accel.triton._tiles import NAN, decode_magnitude, decode_power, decode_top, float_of, halves_of, narrow, widen
 
 # ---- what all products share ----------------------------------------------------------------------------------------
 
@@ -67,20 +67,6 @@ def load_elements(
     )
     value, nan = decode_top(word, MANTISSA, MAX, MAX_CODE, SIGN_SHIFT, INTEGER, UNBIAS, INF_CODE)
     return value if INTEGER or BITS < 8 else tl.where(nan, float_of(tl.full((), NAN, tl.int32)), value)
-
-
-@triton.jit
-def power(exponent):
-    """2^exponent, from -127 to 127."""
-    return float_of(tl.maximum((exponent + 127) << 23, 0x400000))
-
-
-@triton.jit
-def halves_of(scale):
-    """Powers of two of E8M0 codes as two factors, the first of the smaller exponent."""
-    exponent = scale - 127
-    half = exponent >> 1
-    return power(half), power(exponent - half)
 
 
 @triton.jit

@@ -127,8 +127,6 @@ def accepts(a, b, *, semantics="blockwise", **others) -> str | None:
         )
         if refusal is not None:
             return refusal
-    if not INTERPRETED and (a.format.scale.is_power_of_two or b.format.scale.is_power_of_two):
-        return "no record says yet that products with E8M0 scales are right on a GPU in every case"
     size = min(a.format.block_size, b.format.block_size)
     if not SMALLEST_BLOCK <= size <= LARGEST_BLOCK:
         return f"blocks of {size} elements: {SMALLEST_BLOCK} to {LARGEST_BLOCK} are taken"

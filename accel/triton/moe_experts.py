@@ -20,11 +20,13 @@ from accel.triton._experts import (
     sort_slots_kernel,
 )
 from accel.triton._geometry import INTERPRETED
+from accel.triton._integers import experts_integer_kernel
 from accel.triton._launch import (
     DEVICES,
     DTYPES,
     STORED,
     format_refusal,
+    gate_table,
     memory,
     missing,
     packing_refusal,
@@ -43,6 +45,7 @@ OPERANDS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float1
 FEW_SLOTS = 64 if INTERPRETED else 512  # up to here programs look for their slots among all
 ROW_MULTIPLE = 256  # of an operand row's length: whole runs of blocks
 FLOAT_BITS, OPERAND_BITS = 24, 8  # significands of float32 and bfloat16
+FEW_SLOTS_AN_EXPERT = 4  # on average: up to here a thread's row of weights meets its slots one by one, in integers
 SPLIT = ELEMENT_FORMATS["e4m3"]  # whose dots are exact once integer parts and rests are apart
 
 
@@ -67,14 +70,23 @@ def choose_tiling(slots: int, experts: int, block_size: int, length: int) -> Til
         return Tiling(64, 16, 2, 1, 1)
     if slots > 24 * experts:
         return Tiling(128, 64, 1, 4, 4)
-    few = slots <= 4 * experts
+    if slots > 4 * experts:
+        return Tiling(128, 16, 1, 4, 6) if block_size >= 32 else Tiling(16, 16, 64 // block_size, 1, 1)
     wide = 8 * slots <= experts and length % 128 == 0  # few programs: several warps each
-    return Tiling(16, 8 if few else 16, max(1, (128 if wide else 64) // block_size), 4 if wide else 1, 1)
+    return Tiling(16, 8, max(1, (128 if wide else 64) // block_size), 4 if wide else 1, 1)
+
+
+def choose_integer_tiling(slots: int, experts: int, block_size: int) -> Tiling:
+    """The tiling where products are taken in integers."""
+    if INTERPRETED:
+        return Tiling(256, 2, 64 // block_size, 1, 1)
+    return Tiling(32, 1 if 4 * slots <= experts else 2 if slots <= 2 * experts else 4, 128 // block_size, 1, 3)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What `quantize_rows_kernel` stores: block values, E8M0 codes, tensor scales, and which rows are safe."""
+    """What `quantize_rows_kernel` stores: block values and E8M0 codes, or integers and float32 scales; tensor scales, and
+    which rows are safe."""
 
     values: torch.Tensor
     scales: torch.Tensor
@@ -139,9 +151,15 @@ def run_experts(
     per_expert = isinstance(scales["input"], torch.Tensor) and scales["input"].numel() > 1
     router = weights if weight_on_input else None
     rows_a_token = top_k if per_expert else 1
+    units = [integer_units(w, format, slots) for w in (w13, w2)]
     chosen = [
-        given or choose_tiling(slots, experts, min(w.format.block_size, format.block_size), w.shape[2])
-        for given, w in zip(tilings, (w13, w2), strict=True)
+        given
+        or (
+            choose_integer_tiling(slots, experts, w.format.block_size)
+            if unit
+            else choose_tiling(slots, experts, min(w.format.block_size, format.block_size), w.shape[2])
+        )
+        for given, unit, w in zip(tilings, units, (w13, w2), strict=True)
     ]
     sorted_slots = {}
     for tiling in chosen:
@@ -149,13 +167,15 @@ def run_experts(
             sorted_slots[tiling.slots] = sort_slots(ids, slots, experts, tiling.slots)
 
     rows = quantize_rows(
-        x, tokens * rows_a_token, x.shape[1], format, recipe, scales["input"], w13, ids, experts, rows_a_token, router=router
-    )
+        x, tokens * rows_a_token, x.shape[1], format, recipe, scales["input"], w13, units[0], ids, experts, rows_a_token,
+        router=router,
+    )  # fmt: skip
     hidden = torch.empty(slots, w13.shape[1], dtype=intermediate_dtype, device=device)
     multiply(rows, top_k // rows_a_token, w13, bias13, hidden, ids, None, torch.float32, chosen[0], sorted_slots)
     rows = quantize_rows(
-        hidden, slots, w2.shape[2], format, recipe, scales["intermediate"], w2, ids, experts, 1, activation, gate_up
-    )
+        hidden, slots, w2.shape[2], format, recipe, scales["intermediate"], w2, units[1], ids, experts, 1, activation,
+        gate_up,
+    )  # fmt: skip
     router = None if weight_on_input else weights
     multiply(rows, 1, w2, bias2, terms.view(slots, -1), ids, router, slot_dtype, chosen[1], sorted_slots)
     if out_dtype is not None:
@@ -180,32 +200,37 @@ def sort_slots(ids: torch.Tensor, slots: int, experts: int, tile: int) -> tuple[
 
 
 def quantize_rows(
-    x: torch.Tensor, count: int, length: int, format: BlockFormat, recipe: Recipe, scale, weight: BlockTensor, ids,
-    experts: int, rows_a_source: int, activation: str | None = None, gate_up: str = "concatenated", router=None,
+    x: torch.Tensor, count: int, length: int, format: BlockFormat, recipe: Recipe, scale, weight: BlockTensor,
+    units: int, ids, experts: int, rows_a_source: int, activation: str | None = None, gate_up: str = "concatenated",
+    router=None,
 ) -> Rows:  # fmt: skip
     """`count` operand rows of `length` elements from rows of x, or from the activation of its gates and ups."""
     size, device = format.block_size, x.device
     width = -(-length // ROW_MULTIPLE) * ROW_MULTIPLE
     parts = 2 if format.element == SPLIT else 1
-    values = torch.empty(parts, count, width, dtype=torch.float16 if half(weight, format) else WIDE, device=device)
-    scales = torch.empty(count, width // size, dtype=torch.uint8, device=device)
+    dtype = torch.int8 if units else torch.float16 if half(weight, format) else WIDE
+    values = torch.empty(parts, count, width, dtype=dtype, device=device)
+    factors = 2 if units and format.scale.is_power_of_two else 1
+    scales = torch.empty(count, factors * width // size, dtype=torch.float32 if units else torch.uint8, device=device)
     stored, safe = (torch.empty(count, dtype=dtype, device=device) for dtype in (torch.float32, torch.int32))
     name, alpha, limit = ("none", 0.0, 0.0) if activation is None else NAMES[activation]
     source = "none" if scale is None else "amax" if isinstance(scale, str) else "given"
     element, block = element_constants(format.element), scale_constants(format)
     chosen = recipe_constants(format, recipe)
+    blocks = triton.next_power_of_2(width // size)
     quantize_rows_kernel[(count,)](
         memory(x), values, scales, stored, safe, scale if source == "given" else stored, ids,
-        stored if router is None else router, alpha, limit, experts, x.stride(0), length, width, count * width,
-        BLOCKS=triton.next_power_of_2(width // size), SIZE=size, ROWS_A_SOURCE=rows_a_source,
+        stored if router is None else router, gate_table(name, x, alpha, limit), alpha, limit, experts, x.stride(0), length,
+        width, count * width, UNITS=units, BLOCKS=blocks, SIZE=size, ROWS_A_SOURCE=rows_a_source,
         WEIGHTED=router is not None, ACTIVATION=name, GATED=activation is not None and ACTIVATIONS[activation].gated,
-        INTERLEAVED=gate_up == "interleaved", STORED=STORED[x.dtype], PAIRED=paired(weight), HALF=half(weight, format),
-        PARTS=parts, SOURCE=source, PER_EXPERT=source == "given" and scale.numel() > 1,
+        INTERLEAVED=gate_up == "interleaved", STORED=STORED[x.dtype], PAIRED=paired(weight) and not units,
+        HALF=half(weight, format), PARTS=parts, SOURCE=source, PER_EXPERT=source == "given" and scale.numel() > 1,
         LARGEST=format.element.max * (recipe.scale_max or format.scale.max),
         **{name: block[name] for name in ("POWER_OF_TWO", "SCALE_MAX_CODE", "SCALE_MANTISSA", "SCALE_LOWEST", "SCALE_MAX",
                                           "SIXTH")},
         **{name: element[name] for name in ("MANTISSA", "LOWEST", "MAX", "EMAX")},
-        **{name: chosen[name] for name in ("RULE", "ORDER", "INF_POISONS")}, **options(4),
+        **{name: chosen[name] for name in ("RULE", "ORDER", "INF_POISONS")},
+        **options(min(16, max(4, blocks * size // 256))),
     )  # fmt: skip
     return Rows(values, scales, stored, safe, format, recipe)
 
@@ -224,6 +249,15 @@ def half(weight: BlockTensor, rows: BlockFormat) -> bool:
     return fours and rows.scale == weight.format.scale == SPLIT
 
 
+def integer_units(weight: BlockTensor, rows: BlockFormat, slots: int) -> int:
+    """Of how many units the elements of `rows` are integers, where few slots take products in integers; else 0."""
+    units = round(1 / rows.element.quantum)
+    fits = rows.element.signed and rows.element.max * units <= 127 and rows.element.inf_code is None
+    alike = rows.block_size == weight.format.block_size and rows.scale == weight.format.scale and rows.block_size in (16, 32)
+    few = slots <= min(FEW_SLOTS, FEW_SLOTS_AN_EXPERT * weight.shape[0])
+    return units if fits and alike and few and paired(weight) else 0
+
+
 def multiply(
     rows: Rows, slots_a_row: int, weight: BlockTensor, bias, out: torch.Tensor, ids, router, slot_dtype: torch.dtype,
     tiling: Tiling, sorted_slots: dict,
@@ -239,25 +273,40 @@ def multiply(
     stored = None if weight.tensor_scale is None else weight.tensor_scale.expand(experts, n_size, 1)
     bias = None if bias is None else memory(bias.detach().resolve_neg().contiguous())
     element, block = element_constants(format.element), scale_constants(format)
-    split = format.element == SPLIT
     places = min(slots, experts) if few else len(tiles)
-    experts_product_kernel[(triton.cdiv(n_size, tiling.rows), places)](
-        rows.values, rows.scales, rows.stored, rows.safe, packed, scales, rows.stored if stored is None else stored,
-        rows.stored if bias is None else bias, memory(out), ids, rows.stored if router is None else router, order, tiles,
-        slots, experts, n_size, triton.cdiv(length, size), weight.packed.shape[-1], rows.values.shape[-1],
-        rows.values.stride(0), packed.stride(0), packed.stride(1), scales.stride(0), scales.stride(1),
-        0 if stored is None else stored.stride(0), 0 if stored is None else stored.stride(1), n_size,
-        SLOTS=triton.next_power_of_2(slots) if few else 0, BY_SLOT=few and slots <= experts, X_OF_SLOTS=slots_a_row,
-        SCALE_ROWS=weight.recipe.block_rows,
-        X_STORED=rows.recipe.tensor_scale_direction if rows.format.tensor_scale else "none",
-        W_STORED="none" if stored is None else weight.recipe.tensor_scale_direction, HAS_BIAS=bias is not None,
-        HAS_ROUTER=router is not None, ROUNDED=STORED[slot_dtype], STORED=STORED[out.dtype],
-        OPERAND=OPERANDS[rows.values.dtype], STAGES=tiling.stages, BN=tiling.rows, BM=tiling.slots, NB=tiling.blocks, G=size,
-        SIZE=format.block_size, X_SIZE=rows.format.block_size, X_POWER_OF_TWO=rows.format.scale.is_power_of_two,
-        PARTS=len(rows.values), SPLIT=split, PAIRED=words, HALF=half(weight, rows.format),
+    grid = (triton.cdiv(n_size, tiling.rows), places)
+    weight_strides = packed.stride(0), packed.stride(1), scales.stride(0), scales.stride(1)
+    stored_strides = (0, 0) if stored is None else (stored.stride(0), stored.stride(1))
+    common = {
+        "SLOTS": triton.next_power_of_2(slots) if few else 0, "BY_SLOT": few and slots <= experts, "X_OF_SLOTS": slots_a_row,
+        "SCALE_ROWS": weight.recipe.block_rows,
+        "X_STORED": rows.recipe.tensor_scale_direction if rows.format.tensor_scale else "none",
+        "W_STORED": "none" if stored is None else weight.recipe.tensor_scale_direction, "HAS_BIAS": bias is not None,
+        "HAS_ROUTER": router is not None, "ROUNDED": STORED[slot_dtype], "STORED": STORED[out.dtype],
+        "STAGES": tiling.stages, "BN": tiling.rows, "BM": tiling.slots, "NB": tiling.blocks, "SIZE": format.block_size,
+        "EVEN": length % (tiling.blocks * size) == 0,
         **{name: block[name] for name in ("POWER_OF_TWO", "SCALE_NAN", "SCALE_MANTISSA", "SCALE_UNBIAS")},
+    }  # fmt: skip
+    ends = (
+        rows.stored if stored is None else stored, rows.stored if bias is None else bias, memory(out), ids,
+        rows.stored if router is None else router,
+    )  # fmt: skip
+    if rows.values.dtype == torch.int8:
+        experts_integer_kernel[grid](
+            rows.values.view(torch.int32), rows.scales, rows.stored, packed, scales, *ends, slots, experts, n_size,
+            triton.cdiv(length, size), packed.shape[-1], rows.values.shape[-1] // 4, rows.scales.shape[-1], *weight_strides,
+            *stored_strides, n_size, **common, **options(tiling.warps),
+        )  # fmt: skip
+        return
+    experts_product_kernel[grid](
+        rows.values, rows.scales, rows.stored, rows.safe, packed, scales, *ends, order, tiles,
+        slots, experts, n_size, triton.cdiv(length, size), weight.packed.shape[-1], rows.values.shape[-1],
+        rows.values.stride(0), *weight_strides, *stored_strides, n_size,
+        OPERAND=OPERANDS[rows.values.dtype], G=size, X_SIZE=rows.format.block_size,
+        X_POWER_OF_TWO=rows.format.scale.is_power_of_two, PARTS=len(rows.values), SPLIT=format.element == SPLIT,
+        PAIRED=words, HALF=half(weight, rows.format), **common,
         **{name: element[name] for name in ("BITS", "MANTISSA", "MAX", "MAX_CODE", "SIGN_SHIFT", "INTEGER", "UNBIAS")},
-        EVEN=length % (tiling.blocks * size) == 0, **options(tiling.warps),
+        **options(tiling.warps),
     )  # fmt: skip
 
 
