@@ -8,7 +8,8 @@ reference, every bit, on few tokens before it is timed; where a bit differs noth
 CUDA-graph replays, each of another routing and another set of weights, so that no weights are found in a cache.
 `of a copy`: the time of a device-to-device copy of as many bytes as the packed weights of the experts that are met, over
 the layer's. `dequantize + grouped` decodes all experts with our kernel, then multiplies as `bfloat16 grouped`; neither
-quantizes between the products. Fused expert kernels of vLLM are timed where they can be imported.
+quantizes between the products. Fused expert kernels of vLLM are timed where they can be imported. Where activations are
+`bfloat16`, only the weights are block-scaled.
 """
 
 import argparse
@@ -28,6 +29,7 @@ import torch.nn.functional as F
 
 import mxref
 from accel.triton import moe_experts as kernels
+from accel.triton._chain_products import ChainTiling
 from accel.triton._launch import decode_blocks
 from mxref.blocks import BlockTensor
 from mxref.conformance.report import environment
@@ -47,11 +49,15 @@ MANY_SHAPES = (
     (64, 16, 4, 3), (64, 32, 4, 3), (64, 64, 4, 3), (128, 16, 4, 3), (128, 32, 4, 3), (128, 64, 4, 3), (128, 64, 4, 4),
     (128, 64, 8, 3), (128, 128, 8, 3), (64, 32, 4, 5), (128, 32, 4, 5),
 )  # fmt: skip  # rows, slots, warps, stages
+CHAIN_SHAPES = (
+    (16, 1, 1, 8), (32, 1, 1, 4), (32, 2, 1, 4), (64, 1, 1, 4), (64, 2, 1, 2), (32, 2, 2, 4), (32, 1, 4, 4), (32, 2, 4, 4),
+    (64, 2, 4, 2), (64, 1, 8, 2), (64, 2, 8, 2),
+)  # fmt: skip  # rows, repeats, slots, blocks
 
 
 @dataclass(frozen=True)
 class Model:
-    """Sizes of one layer, and how its weights and activations are stored."""
+    """Sizes of one layer, and how its weights and activations are stored; activations as they come, if in no format."""
 
     name: str
     experts: int
@@ -59,7 +65,7 @@ class Model:
     width: int
     top_k: int
     format: str
-    act_format: str
+    act_format: str | None
     activation: str = "silu"
     gate_up: str = "concatenated"
 
@@ -70,7 +76,11 @@ MODELS = (
     Model(*QWEN, "nvfp4", "nvfp4"),
     Model(*OSS, "mxfp4", "mxfp4", "swiglu_oai", "interleaved"),
     Model(*OSS, "mxfp4", "mxfp6_e3m2", "swiglu_oai", "interleaved"),
+    Model(*QWEN, "nvfp4", None),
+    Model(*QWEN, "mxfp4", None),
+    Model(*OSS, "mxfp4", None, "swiglu_oai", "interleaved"),
 )
+PLAIN = "bfloat16"  # rows' name for activations in no format
 
 
 def random_weights(rows: tuple[int, ...], length: int, format: str, generator: torch.Generator) -> BlockTensor:
@@ -117,14 +127,19 @@ def make_routing(model: Model, tokens: int, seed: int) -> Routed:
     return Routed(x, ids, weights / weights.sum(-1, keepdim=True))
 
 
-def ours(model: Model, given: Layer, routed: Routed, tilings=(None, None)) -> torch.Tensor:
-    """Our layer, past the checks of its arguments."""
+def ours(model: Model, given: Layer, routed: Routed, tiling: kernels.Tiling | ChainTiling | None = None) -> torch.Tensor:
+    """Our layer, past the checks of its arguments. `tiling`: of both products; None: chosen."""
+    if model.act_format is None:
+        return kernels.run_chains(
+            routed.x, given.w13, given.w2, routed.ids, routed.weights, None, None, dict.fromkeys(("input", "intermediate")),
+            model.activation, model.gate_up, None, None, torch.bfloat16, False, torch.float32, torch.bfloat16, tiling,
+        )  # fmt: skip
     format = block_format(model.act_format)
     scale = "per_row" if format.tensor_scale else None
     return kernels.run_experts(
         routed.x, given.w13, given.w2, routed.ids, routed.weights, format, resolve_recipe(None, format),
         {"input": scale, "intermediate": scale}, model.activation, model.gate_up, None, None, torch.bfloat16, False,
-        torch.float32, torch.bfloat16, tilings,
+        torch.float32, torch.bfloat16, (tiling, tiling),
     )  # fmt: skip
 
 
@@ -141,7 +156,7 @@ def gate(model: Model, tokens: int) -> None:
     differ = (found.view(torch.int16) != wanted.view(torch.int16)).sum().item()
     if differ:
         raise AssertionError(
-            f"{model.name} {model.format} {model.act_format} T={tokens}: {differ} of {found.numel()} differ"
+            f"{model.name} {model.format} {model.act_format or PLAIN} T={tokens}: {differ} of {found.numel()} differ"
         )
 
 
@@ -249,7 +264,8 @@ def measure(model: Model, tokens: int, layers: list[Layer], routings: list[Route
         *vllm_layers(model, plain, routings),
     ]
     for name, runs in contenders:
-        row = {"model": model.name, "weights": model.format, "activations": model.act_format, "tokens": tokens, "by": name}
+        row = {"model": model.name, "weights": model.format, "activations": model.act_format or PLAIN}
+        row |= {"tokens": tokens, "by": name}
         row |= {"experts": round(met, 1), "packed_bytes": int(packed)}
         try:
             torch.cuda.reset_peak_memory_stats()
@@ -267,8 +283,11 @@ def measure(model: Model, tokens: int, layers: list[Layer], routings: list[Route
         yield row
 
 
-def tilings(model: Model, tokens: int) -> Iterator[kernels.Tiling]:
+def tilings(model: Model, tokens: int) -> Iterator[kernels.Tiling | ChainTiling]:
     """What `--quick` tries."""
+    if model.act_format is None:
+        yield from (ChainTiling(*shape) for shape in CHAIN_SHAPES)
+        return
     size = min(block_format(model.format).block_size, block_format(model.act_format).block_size)
     average = tokens * model.top_k / model.experts
     slots = 8 if average <= 2 else 16
@@ -280,11 +299,11 @@ def tilings(model: Model, tokens: int) -> Iterator[kernels.Tiling]:
             yield kernels.Tiling(rows, slots, 1, warps, stages)
 
 
-def compile_one(task: tuple[Model, int, kernels.Tiling | None]) -> None:
+def compile_one(task: tuple[Model, int, kernels.Tiling | ChainTiling | None]) -> None:
     """Run one tiling once, so that its kernels lie in Triton's cache."""
     model, tokens, tiling = task
     with contextlib.suppress(Exception):
-        ours(model, _one_layer(model), make_routing(model, tokens, 0), (tiling, tiling))
+        ours(model, _one_layer(model), make_routing(model, tokens, 0), tiling)
         torch.cuda.synchronize()
 
 
@@ -297,12 +316,12 @@ def sweep(model: Model, tokens: int, layers: list[Layer], routings: list[Routed]
     """A row for each tiling, the same in both products, with the kernels' own times."""
     reference = ours(model, layers[0], routings[0])
     for tiling in tilings(model, tokens):
-        row = {"model": model.name, "activations": model.act_format, "tokens": tokens, **asdict(tiling)}
+        row = {"model": model.name, "activations": model.act_format or PLAIN, "tokens": tokens, **asdict(tiling)}
         try:
-            runs = [partial(ours, model, layers[i % len(layers)], r, (tiling, tiling)) for i, r in enumerate(routings)]
+            runs = [partial(ours, model, layers[i % len(layers)], r, tiling) for i, r in enumerate(routings)]
             row["same_bits"] = torch.equal(runs[0]().view(torch.int16), reference.view(torch.int16))
             times = per_kernel(runs[1])
-            row["products_us"] = [us for name, us in times.items() if name.startswith("experts_product")]
+            row["products_us"] = [us for name, us in times.items() if "product" in name]
             row["ms"] = round(replayed_ms(runs, 3), 4)
         except Exception as failure:
             row["failed"] = f"{type(failure).__name__}: {failure}".splitlines()[0][:200]
@@ -318,7 +337,7 @@ def main() -> int:
     parser.add_argument("--json", help="write the record to this file")
     parser.add_argument("--commit", help="the commit to name in the record (default: ask git)")
     parser.add_argument("--quick", action="store_true", help="time tilings instead")
-    parser.add_argument("--models", default="0,1,2", help="numbers of the models, of 0 to 2")
+    parser.add_argument("--models", default="0,1,2,3,4,5", help="numbers of the models, of 0 to 5")
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="numbers of tokens")
     parser.add_argument("--workers", type=int, default=12, help="processes that compile kernels before anything is timed")
     arguments = parser.parse_args()
@@ -340,7 +359,9 @@ def main() -> int:
         try:
             for count in (1, 5, 48, 130):
                 gate(model, count)
-                print(f"{model.name} {model.format} {model.act_format}: the reference's bits at T={count}", flush=True)
+                print(
+                    f"{model.name} {model.format} {model.act_format or PLAIN}: the reference's bits at T={count}", flush=True
+                )
         except Exception:
             traceback.print_exc()
             failed += 1

@@ -5,6 +5,8 @@
   dot of folded elements is the scaled dot, if nothing overflows, underflows or needs more bits than the operands' dtype has.
   The kernel that folds sees whether a scale is too large or small; then a flag on the device sends the call to `Fused`.
 * `Warpgroups`: the same on Hopper, with the tensor core and the additions at work at once.
+
+Products of decoded values (a plain `a`, or `semantics="dequantized"`) are those of `_chains.py`.
 """
 
 import functools
@@ -16,9 +18,20 @@ import triton
 import triton.language as tl
 
 from accel._recipes import unknown_to_decode
+from accel.triton._chain_products import chain_refusal, chain_rows, choose_chain_tiling, multiply_chains
 from accel.triton._constants import element_constants, scale_constants
 from accel.triton._geometry import INTERPRETED, Geometry
-from accel.triton._launch import DEVICES, STORED, element_refusal, format_refusal, memory, missing, packing_refusal
+from accel.triton._launch import (
+    DEVICES,
+    DTYPES,
+    STORED,
+    decode_blocks,
+    element_refusal,
+    format_refusal,
+    memory,
+    missing,
+    packing_refusal,
+)
 from accel.triton._products import fold_kernel, folded_product_kernel, product_kernel
 from mxref.blocks import BlockTensor
 from mxref.formats import FLOAT_MAX, BlockFormat
@@ -81,7 +94,20 @@ def matmul(
 ) -> torch.Tensor:
     """As `mxref.matmul`."""
     check_matmul(a, b, bias, out_dtype, semantics)
-    return multiply(a, b, bias, out_dtype, chosen(a, b))
+    if isinstance(a, BlockTensor) and semantics == "blockwise":
+        return multiply(a, b, bias, out_dtype, chosen(a, b))
+    values = decode_blocks(a, out_dtype) if isinstance(a, BlockTensor) else a.detach().resolve_neg()
+    return multiply_values(values, b, bias, out_dtype)
+
+
+def multiply_values(a: torch.Tensor, b: BlockTensor, bias: torch.Tensor | None, out_dtype: torch.dtype) -> torch.Tensor:
+    """The product of plain `a` and decoded `b`, of checked arguments."""
+    out = torch.empty((*a.shape[:-1], b.shape[0]), dtype=out_dtype, device=a.device)
+    if out.numel():
+        rows = a.flatten(0, -2)
+        stored = chain_rows(rows, len(rows), rows.shape[1], b.format.block_size)
+        multiply_chains(stored, 1, b, bias, out.view(len(rows), -1), choose_chain_tiling(len(rows)))
+    return out
 
 
 def multiply(
@@ -114,10 +140,13 @@ def multiply(
 
 def accepts(a, b, *, semantics="blockwise", **others) -> str | None:
     """None, or why not."""
-    if not isinstance(a, BlockTensor) or semantics != "blockwise":
-        return "products of decoded values are chains of float64 additions, in the reference alone"
     if not isinstance(b, BlockTensor):
         return f"b is a {type(b).__name__}"
+    if not isinstance(a, BlockTensor):
+        return chain_refusal(b)
+    if semantics == "dequantized":
+        refusal = unknown_to_decode(a.recipe) or format_refusal(a.format, a.recipe) or packing_refusal(a.format)
+        return refusal or chain_refusal(b)
     for q in (a, b):
         refusal = (
             unknown_to_decode(q.recipe)
@@ -338,4 +367,4 @@ def _multiply_by_warpgroups(
     )  # fmt: skip
 
 
-KERNEL = Kernel("matmul", "triton", matmul, "bitexact", DEVICES, (torch.uint8,), None, missing, accepts)
+KERNEL = Kernel("matmul", "triton", matmul, "bitexact", DEVICES, (torch.uint8, *DTYPES), None, missing, accepts)

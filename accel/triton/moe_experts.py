@@ -3,6 +3,8 @@
 Rows are quantized, multiplied with the packed weights of their experts, activated and quantized again, multiplied again, and
 their slots added: five launches where there are few slots, six with the one that sorts many by expert. Nothing is read back
 from the device; in a CUDA graph, where values cannot be checked, ids that are no expert's count as foreign.
+
+Weight-only layers and `semantics="dequantized"` have the same launches, with the products of `_chains.py`.
 """
 
 from dataclasses import dataclass
@@ -12,6 +14,13 @@ import triton
 import triton.language as tl
 
 from accel._recipes import unknown_to_decode, unknown_to_encode
+from accel.triton._chain_products import (
+    ChainTiling,
+    chain_refusal,
+    chain_rows,
+    choose_chain_tiling,
+    multiply_chains,
+)
 from accel.triton._constants import element_constants, scale_constants
 from accel.triton._experts import (
     combine_kernel,
@@ -24,17 +33,22 @@ from accel.triton._integers import experts_integer_kernel
 from accel.triton._launch import (
     DEVICES,
     DTYPES,
+    NOTHING,
     STORED,
+    Activated,
+    decode_blocks,
     format_refusal,
     gate_table,
     memory,
     missing,
     packing_refusal,
+    quantize_blocks,
     recipe_constants,
 )
 from accel.triton.activate_quantize import NAMES
-from mxref.blocks import BlockTensor
+from mxref.blocks import BlockTensor, QuantizeCall
 from mxref.formats import ELEMENT_FORMATS, BlockFormat, block_format
+from mxref.grid import Grid
 from mxref.matmul import dot_bits
 from mxref.moe import ACTIVATIONS, check_experts
 from mxref.recipes import Recipe, resolve_recipe
@@ -126,12 +140,13 @@ def moe_experts(
         intermediate_dtype, apply_router_weight_on_input, round_per_slot, expert_map, seed, semantics, out_dtype,
         values=not capturing,
     )  # fmt: skip
-    format = block_format(act_format)
-    return run_experts(
+    format = None if act_format is None else block_format(act_format)
+    run = run_experts if semantics == "blockwise" and format is not None else run_chains
+    return run(
         x.detach().resolve_neg(), w13, w2, (topk_ids if expert_map is None else expert_map[topk_ids.long()]).contiguous(),
-        topk_weights.resolve_neg().contiguous(), format, resolve_recipe(act_recipe, format), scales, activation, gate_up,
-        bias13, bias2, intermediate_dtype or x.dtype, apply_router_weight_on_input, round_per_slot or torch.float32,
-        (out_dtype or x.dtype) if combine else None,
+        topk_weights.resolve_neg().contiguous(), format, None if format is None else resolve_recipe(act_recipe, format),
+        scales, activation, gate_up, bias13, bias2, intermediate_dtype or x.dtype, apply_router_weight_on_input,
+        round_per_slot or torch.float32, (out_dtype or x.dtype) if combine else None,
     )  # fmt: skip
 
 
@@ -142,11 +157,9 @@ def run_experts(
     """The layer, of checked arguments; the slot terms if `out_dtype` is None. `tilings`: of both products; None: chosen."""
     (tokens, top_k), experts, device = ids.shape, w2.shape[0], x.device
     slots = tokens * top_k
-    empty = torch.zeros if out_dtype is None else torch.empty  # of terms: those of foreign experts are not written
-    terms = empty(tokens, top_k, w2.shape[1], dtype=torch.float32, device=device)
-    out = terms if out_dtype is None else torch.empty(tokens, w2.shape[1], dtype=out_dtype, device=device)
-    if not out.numel():
-        return out
+    terms = empty_terms(ids, w2, out_dtype)
+    if not terms.numel():
+        return terms if out_dtype is None else add_slots(terms, ids, experts, out_dtype)
     x = x if x.stride(-1) == 1 else x.contiguous()
     per_expert = isinstance(scales["input"], torch.Tensor) and scales["input"].numel() > 1
     router = weights if weight_on_input else None
@@ -178,12 +191,79 @@ def run_experts(
     )  # fmt: skip
     router = None if weight_on_input else weights
     multiply(rows, 1, w2, bias2, terms.view(slots, -1), ids, router, slot_dtype, chosen[1], sorted_slots)
-    if out_dtype is not None:
-        tile = min(1024, triton.next_power_of_2(out.shape[1]))
-        combine_kernel[(tokens, triton.cdiv(out.shape[1], tile))](
-            terms, ids, memory(out), experts, out.shape[1], TOP_K=top_k, TILE=tile, STORED=STORED[out_dtype], **options(4)
+    return terms if out_dtype is None else add_slots(terms, ids, experts, out_dtype)
+
+
+def empty_terms(ids: torch.Tensor, w2: BlockTensor, out_dtype: torch.dtype | None) -> torch.Tensor:
+    """Room for slot terms `[T, k, H]`. Those of foreign experts are not written: zeros, where they are the result."""
+    empty = torch.zeros if out_dtype is None else torch.empty
+    return empty(*ids.shape, w2.shape[1], dtype=torch.float32, device=ids.device)
+
+
+def add_slots(terms: torch.Tensor, ids: torch.Tensor, experts: int, out_dtype: torch.dtype) -> torch.Tensor:
+    """The sum of each token's slot terms, in their order."""
+    tokens, top_k, width = terms.shape
+    out = torch.empty(tokens, width, dtype=out_dtype, device=terms.device)
+    if out.numel():
+        tile = min(1024, triton.next_power_of_2(width))
+        combine_kernel[(tokens, triton.cdiv(width, tile))](
+            terms, ids, memory(out), experts, width, TOP_K=top_k, TILE=tile, STORED=STORED[out_dtype], **options(4)
         )
     return out
+
+
+def run_chains(
+    x, w13, w2, ids, weights, format, recipe, scales, activation, gate_up, bias13, bias2, intermediate_dtype,
+    weight_on_input, slot_dtype, out_dtype, tiling: ChainTiling | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """As `run_experts`, of decoded weights: rows are left as they are if `format` is None, else quantized and decoded."""
+    (tokens, top_k), experts, device = ids.shape, w2.shape[0], x.device
+    slots = tokens * top_k
+    terms = empty_terms(ids, w2, out_dtype)
+    if terms.numel():
+        name, alpha, limit = NAMES[activation]
+        gated, interleaved = ACTIVATIONS[activation].gated, gate_up == "interleaved"
+        router = weights
+        if weight_on_input:
+            x, router = (x.float() * weights).to(x.dtype), None
+        tiling = tiling or choose_chain_tiling(slots / experts)
+        tiles = None if tiling.slots == 1 else sort_slots(ids, slots, experts, tiling.slots)
+        rows_a_token = 1
+        if format is not None:
+            rows_a_token = top_k if _per_expert(scales["input"]) else 1
+            x = _quantized_and_decoded(x.repeat_interleave(rows_a_token, 0), format, recipe, scales["input"], ids)
+        rows = chain_rows(x, len(x), x.shape[1], w13.format.block_size)
+        hidden = torch.empty(slots, w13.shape[1], dtype=intermediate_dtype, device=device)
+        multiply_chains(rows, top_k // rows_a_token, w13, bias13, hidden, tiling, ids, tiles)
+        if format is None:
+            rows = chain_rows(
+                hidden, slots, w2.shape[2], w2.format.block_size, (name, alpha, limit), gated, interleaved
+            )  # fmt: skip
+        else:
+            gate, up = hidden, None
+            if gated and interleaved:
+                gate, up = hidden[:, ::2], hidden[:, 1::2]
+            elif gated:
+                gate, up = hidden[:, : w2.shape[2]], hidden[:, w2.shape[2] :]
+            activated = Activated(name, up, alpha, limit)
+            x = _quantized_and_decoded(gate, format, recipe, scales["intermediate"], ids, activated)
+            rows = chain_rows(x, slots, w2.shape[2], w2.format.block_size)
+        multiply_chains(rows, 1, w2, bias2, terms.view(slots, -1), tiling, ids, tiles, router, slot_dtype)
+    return terms if out_dtype is None else add_slots(terms, ids, experts, out_dtype)
+
+
+def _per_expert(scale: str | torch.Tensor | None) -> bool:
+    return isinstance(scale, torch.Tensor) and scale.numel() > 1
+
+
+def _quantized_and_decoded(x, format: BlockFormat, recipe: Recipe, scale, ids, activated=NOTHING) -> torch.Tensor:
+    """What rows, or the activations of their gates, become when stored, in their dtype. Scales of experts go to slots."""
+    if _per_expert(scale):
+        scale = scale[ids.flatten().long().clamp(0, len(scale) - 1)][:, None]
+    elif isinstance(scale, torch.Tensor):
+        scale = scale.reshape(())
+    call = QuantizeCall(x, Grid(tuple(x.shape), -1, format.block_size, 1), format, recipe, scale, None)
+    return decode_blocks(quantize_blocks(call, activated), x.dtype)
 
 
 def options(warps: int) -> dict[str, int | bool]:
@@ -320,12 +400,10 @@ def accepts(
     semantics="blockwise", **others,
 ) -> str | None:  # fmt: skip
     """None, or why not."""
-    if semantics == "dequantized":
-        return "dequantized products are float64 chains: the reference computes them"
-    if act_format is None:
-        return "act_format=None: weight-only products are float64 chains: the reference computes them"
     if activation not in NAMES:
         return f"activation {activation!r} has no kernel"
+    if act_format is None:
+        return _chains_refusal(w13, w2)
     if act_tensor_scales == "per_tensor":
         return "act_tensor_scales='per_tensor': the kernels give each token its own"
     format = block_format(act_format, "act_format")
@@ -333,12 +411,24 @@ def accepts(
     choices = (recipe.rounding, recipe.overflow, recipe.search, recipe.nan, recipe.transform, recipe.block_rows)
     if choices != ("nearest_even", "saturate", "none", "poison", None, 1) or recipe.encode_order == "exact":
         return f"act_recipe {recipe.name!r}: the kernels round to nearest even, saturate, do not search or transform"
+    if semantics == "dequantized":
+        return (
+            unknown_to_encode(recipe)
+            or format_refusal(format, recipe)
+            or packing_refusal(format)
+            or _chains_refusal(w13, w2)
+        )
     for weight in (w13, w2):
         if isinstance(weight, BlockTensor):
             refusal = product_refusal(format, weight)
             if refusal is not None:
                 return refusal
     return unknown_to_encode(recipe) or format_refusal(format, recipe)
+
+
+def _chains_refusal(*weights: BlockTensor) -> str | None:
+    """Why the kernels do not decode one of the weights, or None."""
+    return next(filter(None, (chain_refusal(weight) for weight in weights if isinstance(weight, BlockTensor))), None)
 
 
 def product_refusal(a: BlockFormat, weight: BlockTensor) -> str | None:
