@@ -65,7 +65,7 @@ def quantize_rows_kernel(
 
     Row r of the operand comes from row r // `ROWS_A_SOURCE` of x. `PARTS` 2: integer parts and rests apart. `PAIRED`: of
     each eight values, in the order 0, 4, 1, 5, 2, 6, 3, 7, in which packed pairs decode. `UNITS`, if not 0, of elements are
-    an integer: these as int8, and the scales as float32, in those units and halves, of E8M0 as two factors.
+    an integer: these as int8, and the scales, which have a mantissa, as float32, in those units and halves.
     """
     row = tl.program_id(0).to(tl.int64)
     k = tl.arange(0, BLOCKS)[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
@@ -121,14 +121,8 @@ def quantize_rows_kernel(
     block = tl.arange(0, BLOCKS)
     if UNITS > 0:
         tl.store(values_ptr + row * values_row + k, (element * UNITS).to(tl.int8), mask=inside)
-        place = scales_ptr + row * (values_row // SIZE) * (2 if POWER_OF_TWO else 1)
-        if POWER_OF_TWO:
-            low, high = halves_of(scale)
-            tl.store(place + 2 * block, tl.where(poisoned, float("nan"), low), mask=block * SIZE < values_row)
-            tl.store(place + 2 * block + 1, high * (0.5 / UNITS), mask=block * SIZE < values_row)
-        else:
-            factor = tl.where(poisoned, float("nan"), factor) * (0.5 / UNITS)
-            tl.store(place + block, factor, mask=block * SIZE < values_row)
+        factor = tl.where(poisoned, float("nan"), factor) * (0.5 / UNITS)
+        tl.store(scales_ptr + row * (values_row // SIZE) + block, factor, mask=block * SIZE < values_row)
     else:
         factor = tl.where(poisoned, float("nan"), factor)[:, None] * (SHIFT_UP if PAIRED and not HALF else 1.0)
         k = (k & -8) | (k & 3) << 1 | (k >> 2 & 1) if PAIRED else k

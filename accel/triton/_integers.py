@@ -2,15 +2,14 @@
 instruction.
 
 A thread owns a row of weights: it reads packed codes once, makes int8 of them once, and adds the blocks of every slot in
-ascending K itself. A block's dot is an exact integer; as float32, in units of both elements' quanta, it meets the scales.
-E8M0 scales come as two halves, so that no step before the last rounds, overflows or vanishes (`halves_of`).
+ascending K itself. A block's dot is an exact integer; as float32 it is multiplied with both scales, whose product is exact.
 """
 
 import triton
 import triton.language as tl
 
 from accel.triton._experts import expert_slots, finish_slots, halves
-from accel.triton._tiles import INTERPRETED, decode_magnitude, float_of, halves_of
+from accel.triton._tiles import INTERPRETED, decode_magnitude, float_of
 
 ROUND_BITS, ROUND = tl.constexpr(0x4B400000), tl.constexpr(1.5 * 2.0**23)  # integers added to its bits are added to it
 
@@ -94,8 +93,8 @@ def experts_integer_kernel(
     SLOTS: tl.constexpr, BY_SLOT: tl.constexpr, X_OF_SLOTS: tl.constexpr, SCALE_ROWS: tl.constexpr,
     X_STORED: tl.constexpr, W_STORED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ROUTER: tl.constexpr,
     ROUNDED: tl.constexpr, STORED: tl.constexpr, STAGES: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, NB: tl.constexpr,
-    SIZE: tl.constexpr, POWER_OF_TWO: tl.constexpr, SCALE_NAN: tl.constexpr, SCALE_MANTISSA: tl.constexpr,
-    SCALE_UNBIAS: tl.constexpr, EVEN: tl.constexpr,
+    SIZE: tl.constexpr, SCALE_NAN: tl.constexpr, SCALE_MANTISSA: tl.constexpr, SCALE_UNBIAS: tl.constexpr,
+    EVEN: tl.constexpr,
 ):  # fmt: skip
     """`BN` rows of one expert's weights with rows of the slots that are its, `BM` at a time: out[slot, n]. As
     `experts_product_kernel` of few slots, from what `quantize_rows_kernel` stores of `INTEGERS`."""
@@ -103,7 +102,6 @@ def experts_integer_kernel(
     expert, count, rank, slot_of = expert_slots(ids_ptr, tl.program_id(1), slots, experts, SLOTS, BY_SLOT)
     if count > 0:
         WORDS: tl.constexpr = SIZE // 8
-        FACTORS: tl.constexpr = 2 if POWER_OF_TWO else 1
         e = expert.to(tl.int64)
         row = tl.minimum(n, n_size - 1).to(tl.int64)
         row_ptr = w_ptr + e * w_expert + row * w_row
@@ -123,12 +121,8 @@ def experts_integer_kernel(
                 word, scale = columns(words, BN, NB * WORDS), columns(scales, BN, NB)
                 for b in tl.static_range(NB):
                     code = scale[b].to(tl.int32)
-                    if POWER_OF_TWO:
-                        low, high = halves_of(code)
-                        low = tl.where(code == SCALE_NAN, float("nan"), low)
-                    else:
-                        low = decode_magnitude(code, SCALE_MANTISSA, False, SCALE_UNBIAS)
-                        low = tl.where(code == SCALE_NAN, float("nan"), low)
+                    factor = decode_magnitude(code, SCALE_MANTISSA, False, SCALE_UNBIAS)
+                    factor = tl.where(code == SCALE_NAN, float("nan"), factor)
                     fours = ()
                     for w in tl.static_range(WORDS):
                         fours = fours + int8_fours(word[b * WORDS + w])
@@ -138,12 +132,7 @@ def experts_integer_kernel(
                             x = four_words(x_place[i] + (j + b) * (SIZE // 4) + 4 * w)
                             for four in tl.static_range(4):
                                 total = add_dot(total, fours[4 * w + four], x[four])
-                        dot = float_of(total) - ROUND
-                        factor = factor_place[i] + (j + b) * FACTORS
-                        if POWER_OF_TWO:
-                            dot = dot * (low * tl.load(factor + 1)) * (high * tl.load(factor))
-                        else:
-                            dot = dot * (low * tl.load(factor))
+                        dot = (float_of(total) - ROUND) * (factor * tl.load(factor_place[i] + j + b))
                         acc = acc[:i] + (acc[i] + dot,) + acc[i + 1 :]
             for i in tl.static_range(BM):
                 finish_slots(

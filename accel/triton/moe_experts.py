@@ -59,7 +59,7 @@ OPERANDS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float1
 FEW_SLOTS = 64 if INTERPRETED else 512  # up to here programs look for their slots among all
 ROW_MULTIPLE = 256  # of an operand row's length: whole runs of blocks
 FLOAT_BITS, OPERAND_BITS = 24, 8  # significands of float32 and bfloat16
-FEW_SLOTS_AN_EXPERT = 4  # on average: up to here a thread's row of weights meets its slots one by one, in integers
+INTEGER_SLOTS = 2  # an expert, on average: up to here a thread's row of weights meets them one by one, in integers
 SPLIT = ELEMENT_FORMATS["e4m3"]  # whose dots are exact once integer parts and rests are apart
 
 
@@ -78,23 +78,24 @@ class Tiling:
     stages: int
 
 
-def choose_tiling(slots: int, experts: int, block_size: int, length: int) -> Tiling:
-    """The tiling for a number of slots, and rows of `length` elements in blocks of `block_size`."""
+def choose_tiling(slots: int, experts: int, block_size: int) -> Tiling:
+    """The tiling for a number of slots, and rows in blocks of `block_size`, measured on an H200."""
     if INTERPRETED:
         return Tiling(64, 16, 2, 1, 1)
     if slots > 24 * experts:
         return Tiling(128, 64, 1, 4, 4)
     if slots > 4 * experts:
         return Tiling(128, 16, 1, 4, 6) if block_size >= 32 else Tiling(16, 16, 64 // block_size, 1, 1)
-    wide = 8 * slots <= experts and length % 128 == 0  # few programs: several warps each
-    return Tiling(16, 8, max(1, (128 if wide else 64) // block_size), 4 if wide else 1, 1)
+    if block_size >= 32:
+        return Tiling(16, 8, max(1, 128 // block_size), 1, 4)
+    return Tiling(16, 8, 64 // block_size, 1, 4 if slots > experts else 1)
 
 
 def choose_integer_tiling(slots: int, experts: int, block_size: int) -> Tiling:
     """The tiling where products are taken in integers."""
     if INTERPRETED:
         return Tiling(256, 2, 64 // block_size, 1, 1)
-    return Tiling(32, 1 if 4 * slots <= experts else 2 if slots <= 2 * experts else 4, 128 // block_size, 1, 3)
+    return Tiling(32, 1 if slots <= experts else 2, 128 // block_size, 1, 3)
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,7 @@ def run_experts(
         or (
             choose_integer_tiling(slots, experts, w.format.block_size)
             if unit
-            else choose_tiling(slots, experts, min(w.format.block_size, format.block_size), w.shape[2])
+            else choose_tiling(slots, experts, min(w.format.block_size, format.block_size))
         )
         for given, unit, w in zip(tilings, units, (w13, w2), strict=True)
     ]
@@ -290,8 +291,7 @@ def quantize_rows(
     parts = 2 if format.element == SPLIT else 1
     dtype = torch.int8 if units else torch.float16 if half(weight, format) else WIDE
     values = torch.empty(parts, count, width, dtype=dtype, device=device)
-    factors = 2 if units and format.scale.is_power_of_two else 1
-    scales = torch.empty(count, factors * width // size, dtype=torch.float32 if units else torch.uint8, device=device)
+    scales = torch.empty(count, width // size, dtype=torch.float32 if units else torch.uint8, device=device)
     stored, safe = (torch.empty(count, dtype=dtype, device=device) for dtype in (torch.float32, torch.int32))
     name, alpha, limit = ("none", 0.0, 0.0) if activation is None else NAMES[activation]
     source = "none" if scale is None else "amax" if isinstance(scale, str) else "given"
@@ -332,10 +332,10 @@ def half(weight: BlockTensor, rows: BlockFormat) -> bool:
 def integer_units(weight: BlockTensor, rows: BlockFormat, slots: int) -> int:
     """Of how many units the elements of `rows` are integers, where few slots take products in integers; else 0."""
     units = round(1 / rows.element.quantum)
-    fits = rows.element.signed and rows.element.max * units <= 127 and rows.element.inf_code is None
-    alike = rows.block_size == weight.format.block_size and rows.scale == weight.format.scale and rows.block_size in (16, 32)
-    few = slots <= min(FEW_SLOTS, FEW_SLOTS_AN_EXPERT * weight.shape[0])
-    return units if fits and alike and few and paired(weight) else 0
+    fits = rows.element.max * units <= 127 and rows.block_size == weight.format.block_size and rows.block_size in (16, 32)
+    scaled = not (rows.scale.is_power_of_two or weight.format.scale.is_power_of_two)
+    few = slots <= min(FEW_SLOTS, INTEGER_SLOTS * weight.shape[0])
+    return units if fits and scaled and few and paired(weight) else 0
 
 
 def multiply(
@@ -365,7 +365,7 @@ def multiply(
         "HAS_ROUTER": router is not None, "ROUNDED": STORED[slot_dtype], "STORED": STORED[out.dtype],
         "STAGES": tiling.stages, "BN": tiling.rows, "BM": tiling.slots, "NB": tiling.blocks, "SIZE": format.block_size,
         "EVEN": length % (tiling.blocks * size) == 0,
-        **{name: block[name] for name in ("POWER_OF_TWO", "SCALE_NAN", "SCALE_MANTISSA", "SCALE_UNBIAS")},
+        **{name: block[name] for name in ("SCALE_NAN", "SCALE_MANTISSA", "SCALE_UNBIAS")},
     }  # fmt: skip
     ends = (
         rows.stored if stored is None else stored, rows.stored if bias is None else bias, memory(out), ids,
@@ -384,7 +384,7 @@ def multiply(
         rows.values.stride(0), *weight_strides, *stored_strides, n_size,
         OPERAND=OPERANDS[rows.values.dtype], G=size, X_SIZE=rows.format.block_size,
         X_POWER_OF_TWO=rows.format.scale.is_power_of_two, PARTS=len(rows.values), SPLIT=format.element == SPLIT,
-        PAIRED=words, HALF=half(weight, rows.format), **common,
+        PAIRED=words, HALF=half(weight, rows.format), POWER_OF_TWO=block["POWER_OF_TWO"], **common,
         **{name: element[name] for name in ("BITS", "MANTISSA", "MAX", "MAX_CODE", "SIGN_SHIFT", "INTEGER", "UNBIAS")},
         **options(tiling.warps),
     )  # fmt: skip
