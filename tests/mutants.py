@@ -36,7 +36,7 @@ class Fault:
 
 
 TILES, TRITON, ACTIVATIONS = "accel/triton/_tiles.py", "accel/triton/_blocks.py", "accel/triton/_activations.py"
-EXPERTS, LAYERS = "accel/triton/_experts.py", ("moe_experts",)
+EXPERTS, INTEGERS, LAYERS = "accel/triton/_experts.py", "accel/triton/_integers.py", ("moe_experts",)
 PRODUCTS = "accel/triton/_products.py"
 PLACES, PACKING, LAYOUT = "accel/triton/_places.py", "accel/triton/_packing.py", "accel/triton/to_layout.py"
 ELEMENTWISE = "accel/triton/_elementwise.py"
@@ -334,14 +334,14 @@ KERNEL_FAULTS = (
     Fault(
         "experts: bias fused",
         EXPERTS,
-        """            acc = alpha * (acc * HALF_SHIFT if HALF else acc)
-            if HAS_BIAS:
-                acc = acc + widen(tl.load(bias_ptr + e * bias_expert + row))[:, None]
+        """    acc = alpha * (acc * UNIT)
+    if HAS_BIAS:
+        acc = acc + widen(tl.load(bias_ptr + e * bias_expert + row))[:, None]
 """,
-        """            acc = alpha.to(tl.float64) * (acc * HALF_SHIFT if HALF else acc)
-            if HAS_BIAS:
-                acc = acc + widen(tl.load(bias_ptr + e * bias_expert + row))[:, None]
-            acc = acc.to(tl.float32)
+        """    acc = alpha.to(tl.float64) * (acc * UNIT)
+    if HAS_BIAS:
+        acc = acc + widen(tl.load(bias_ptr + e * bias_expert + row))[:, None]
+    acc = acc.to(tl.float32)
 """,
         LAYERS,
     ),
@@ -355,7 +355,19 @@ KERNEL_FAULTS = (
         LAYERS,
     ),
     Fault("experts: scales at the ends taken as safe", EXPERTS, "if safe == 0:", "if safe == 2:", LAYERS),
-    Fault("experts: rests of E4M3 lost", EXPERTS, "            d += dots(w, x_rest,", "            dots(w, x_rest,", LAYERS),
+    Fault(
+        "experts: rests of E4M3 lost", EXPERTS, "add_apart(d, dots(w, x_rest,", "add_apart(d, 0.0 * dots(w, x_rest,", LAYERS
+    ),
+    Fault(
+        "integers: blocks in descending order",
+        INTEGERS,
+        "for b in tl.static_range(NB):",
+        "for b in tl.static_range(NB - 1, -1, -1):",
+        LAYERS,
+    ),
+    Fault("integers: signs lost", INTEGERS, "-magnitude, magnitude)", "magnitude, magnitude)", LAYERS),
+    Fault("integers: NaN scale read as a number", INTEGERS, "tl.where(code == SCALE_NAN,", "tl.where(code < 0,", LAYERS),
+    Fault("integers: a slot's row for its token's", INTEGERS, "found // X_OF_SLOTS", "found", LAYERS),
 )
 
 PRODUCT_FAULTS = (

@@ -1,10 +1,7 @@
 """Matmuls in Triton: nothing but a row of A, a row of B and their scales decides the bits of an output."""
 
 import pytest
-import torch
 from kernel_scripts import DEVICES, says_the_same
-
-import mxref
 
 INVARIANT = """
 import torch, mxref
@@ -34,12 +31,3 @@ print("the same")
 @pytest.mark.parametrize("device", DEVICES)
 def test_batch_and_path_change_no_bit(device):
     says_the_same(INVARIANT, device)
-
-
-def test_a_gpu_is_refused_scales_that_no_record_covers(monkeypatch):
-    kernels = pytest.importorskip("accel.triton.matmul", exc_type=ImportError)
-    monkeypatch.setattr(kernels, "INTERPRETED", False)
-    mx, nv = (mxref.quantize(torch.ones(2, 32), format) for format in ("mxfp4", "nvfp4"))
-    assert kernels.accepts(nv, nv) is None
-    for a, b in ((mx, mx), (mx, nv), (nv, mx)):
-        assert "E8M0" in kernels.accepts(a, b)

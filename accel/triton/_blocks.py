@@ -350,7 +350,7 @@ def decode_kernel(
         factor = decode_power(scale)
     else:
         factor = decode_magnitude(scale, SCALE_MANTISSA, False, SCALE_UNBIAS)
-    may_be_nan = INF_CODE >= 0  # then Inf times 0
+    may_be_nan = INF_CODE >= 0 and (TENSOR_SCALE or not POWER_OF_TWO)  # then Inf times 0
     if TENSOR_SCALE:
         matrix, _, row_block = find(block, k_blocks, row_blocks, ROWS_FIRST)
         line = matrix.to(tl.int64) * rows + row_block * ROWS

@@ -229,6 +229,9 @@ def decode_top(word, MANTISSA: tl.constexpr, MAX: tl.constexpr, MAX_CODE: tl.con
     if INTEGER:
         value = (word >> SIGN_SHIFT).to(tl.float32) * UNBIAS
         return value, value != value
+    elif MANTISSA == 2 and INF_CODE == 0x7C and UNBIAS == 2.0**112:  # the upper byte of float16
+        value = ((word >> 16) & -256).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        return value, value != value
     else:
         magnitudes: tl.constexpr = (1 << (31 - SIGN_SHIFT)) - 1
         kept: tl.constexpr = -(1 << 31) | (magnitudes << (23 - MANTISSA))

@@ -520,8 +520,7 @@ def _moe_experts() -> Iterator[Case]:
         w13, w2 = _weights(format, 160, 96, 22), _weights(format, 96, 80, 23)
         for act_format, activation in ((format, "silu"), (None, "silu"), (format, "swiglu_oai")):
             yield case(activation, w13, w2, act_format, activation=activation)
-    few, few_ids, few_weights = x[:7], ids[:7], weights[:7]
-    few_ids = few_ids.clone()
+    few, few_ids, few_weights = x[:6], ids[:6].clone(), weights[:6]
     few_ids[0] = few_ids[0, 0]  # an expert twice
     small = {"x": few, "ids": few_ids, "weights": few_weights}
     pairs = [("mxfp4", a) for a in ("mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3", "mxint8", "nvfp4")]
@@ -546,9 +545,10 @@ def _moe_experts() -> Iterator[Case]:
         yield case("tails", *tails, format, few[:, :77], few_ids, few_weights)
         rounding = _of_many_magnitudes(6, 320, 96, seed=39), _of_many_magnitudes(6, 96, 160, seed=40)
         rounding = [mxref.quantize(weight, format) for weight in rounding]
-        wide = {"x": _of_many_magnitudes(7, 96, seed=41), "ids": (few_ids[:, :1] + torch.arange(4)) % 6}
+        wide = {"x": _of_many_magnitudes(6, 96, seed=41), "ids": (few_ids[:, :1] + torch.arange(4)) % 6}
         wide |= {"weights": few_weights[:, :1] * torch.tensor([0.3, 0.25, 7.0, 1.1])}
         yield case("every_addition_rounds", *rounding, format, **wide)
+        yield case("every_addition_rounds-few", *rounding, format, **{name: given[:3] for name, given in wide.items()})
         relu = _weights(format, 80, 96, 36)
         yield case("relu2", relu, w2, format, few.float(), few_ids, few_weights, activation="relu2")
         strided = w13[torch.arange(12) // 2][::2], w2, format, inputs.in_poison(few)
@@ -557,6 +557,8 @@ def _moe_experts() -> Iterator[Case]:
         worst = {"x": _worst_rows(96), "ids": torch.cat([worst_ids, worst_ids + 1], 1) % 6, "weights": torch.ones(9, 6)}
         yield case("worst", _worst_weights(format, 160, 96), _weights(format, 96, 80, 41), format, **worst)
         yield case("worst_second", w13, _worst_weights(format, 96, 80), format, **worst, combine=False)
+        once = {name: given if name == "x" else given[:, :1] for name, given in worst.items()}
+        yield case("worst-few", _worst_weights(format, 160, 96), _weights(format, 96, 80, 41), format, **once)
     for format, act_format in product(mxref.BLOCK_FORMATS, mxref.BLOCK_FORMATS):
         if format != act_format or format not in ("mxfp4", "nvfp4"):
             yield case("worst", _worst_weights(format, 160, 96), _worst_weights(format, 96, 80), act_format, **worst)
@@ -565,6 +567,10 @@ def _moe_experts() -> Iterator[Case]:
             one = {"x": x, "ids": torch.zeros(len(x), 1, dtype=torch.int64), "weights": torch.ones(len(x), 1)}
             scales = (torch.tensor(1.0), torch.tensor(64.0)) if act_format == "nvfp4" else None
             yield case(label, w13, w2, act_format, **one, act_tensor_scales=scales, combine=False)
+            if format == act_format == "nvfp4" and label == "every_scale_pair":
+                w13, w2 = (w[torch.zeros(len(x), dtype=torch.int64)] for w in (w13, w2))
+                one["ids"] = torch.arange(len(x))[:, None]
+                yield case(f"{label}-few", w13, w2, act_format, **one, act_tensor_scales=scales, combine=False, level=2)
     each = torch.tensor([0.01, 0.02, 0.5, 1.0, 0.3, 0.07])
     w13, w2 = (
         _weights("nvfp4", 160, 96, 22, None, torch.stack([each, each * 3], 1)),
