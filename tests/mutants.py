@@ -543,7 +543,7 @@ PRODUCTS_TRIED = (
 
 LAYER_LABELS = (
     "mxfp4-mxfp4-worst", "nvfp4-tails", "gate_up_scales", "mxfp4-mxfp8_e4m3-silu", "nvfp4-every_addition",
-    "nvfp4-biases_terms",
+    "nvfp4-biases_terms", "nvfp4-nan_scale",
 )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import triton.language as tl
 from accel.triton._blocks import amax_kernel, decode_kernel, encode_kernel, rotate_kernel
 from accel.triton._constants import element_constants, scale_constants
 from accel.triton._elementwise import gate_table_kernel
-from accel.triton._geometry import INTERPRETED, LARGE, SMALL, SMALL_OF_SIX_BITS, TILE_ELEMENTS, Geometry
+from accel.triton._geometry import INTERPRETED, LARGE, SMALL, SMALL_SIX_BITS, TILE_ELEMENTS, Geometry
 from mxref.blocks import BlockTensor, QuantizeCall
 from mxref.formats import ELEMENT_FORMATS, BlockFormat, ElementFormat
 from mxref.grid import Grid
@@ -94,9 +94,9 @@ def large_tile(block_elements: int, activated: Activated) -> tuple[int, int]:
     return (max(64 * block_elements, TILE_ELEMENTS), 1) if activated is NOTHING else LARGE
 
 
-def small_tile(format: BlockFormat) -> tuple[int, int]:
-    """Elements and warps of a program that packs or unpacks codes of a small tensor."""
-    return SMALL_OF_SIX_BITS if format.element.bits == 6 else SMALL
+def small_tile(format: BlockFormat, packs: bool) -> tuple[int, int]:
+    """Elements and warps of a program that packs codes of a small tensor, or unpacks them."""
+    return SMALL_SIX_BITS[0 if packs else 1] if format.element.bits == 6 else SMALL
 
 
 def gate_table(name: str, x: torch.Tensor, alpha: float, limit: float) -> torch.Tensor | None:
@@ -178,7 +178,7 @@ def _encode(call: QuantizeCall, out: torch.Tensor, scales: torch.Tensor | None, 
         call = replace(call, x=rotate(call.x, recipe.transform, call.grid.axis))
     geometry = Geometry(call.grid)
     if scales is not None:
-        geometry = Geometry(call.grid, large_tile(call.grid.block_elements, activated), small_tile(format))
+        geometry = Geometry(call.grid, large_tile(call.grid.block_elements, activated), small_tile(format, packs=True))
     source, lines, stored = "none", out, call.given_tensor_scale
     if isinstance(stored, str):
         source, amax = "amax", finite_amax(call, stored, activated)
@@ -227,7 +227,7 @@ def decode_blocks(q: BlockTensor, dtype: torch.dtype) -> torch.Tensor:
     """Values of a block-scaled tensor."""
     format, transform = q.format, q.recipe.transform
     grid = Grid(tuple(q.shape), q.axis, format.block_size, q.recipe.block_rows)
-    geometry = Geometry(grid, LARGE, small_tile(format))
+    geometry = Geometry(grid, LARGE, small_tile(format, packs=False))
     out = torch.empty(q.shape, dtype=torch.float32 if transform else dtype, device=q.device)
     scale = q.tensor_scale
     if geometry.blocks:

@@ -539,6 +539,9 @@ def _moe_experts() -> Iterator[Case]:
         yield case("expert_map_terms", w13, w2, format, **small, **foreign, combine=False)
         top_1 = {"x": few.half(), "ids": few_ids[:, :1], "weights": few_weights[:, :1]}
         yield case("weight_on_input", w13, w2, format, **top_1, apply_router_weight_on_input=True)
+        scales = w13.scales.clone()
+        scales[few_ids[1, 0], 3, 1] = w13.format.scale.nan_code
+        yield case("nan_scale", replace(w13, scales=scales), w2, format, **small)
         nothing = {"x": few[:0], "ids": few_ids[:0], "weights": few_weights[:0]}
         yield case("empty", w13, w2, format, **nothing)
         tails = _weights(format, 90, 77, 34), _weights(format, 77, 45, 35)
