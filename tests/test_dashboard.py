@@ -213,6 +213,104 @@ def test_what_is_no_record_is_refused_by_name(text, message):
         read("x.json", text)
 
 
+SPEED_ROW = {"size": [8, 64], "op": "qdq", "format": "mxfp4", "library": "mxref", "ms": 1.0, "copy_ms": 0.5}
+
+
+def elementwise(changes: dict, **top) -> str:
+    """A record of one element-wise row, as text; a change to None drops the key."""
+    row = {key: value for key, value in (SPEED_ROW | changes).items() if value is not None}
+    return json.dumps(GPU | {"dtype": "bfloat16", "rows": [row]} | top)
+
+
+def product(changes: dict, *others: dict) -> str:
+    return json.dumps(MATMUL | {"rows": [*others, MATMUL["rows"][4] | changes]})
+
+
+def layer(changes: dict) -> str:
+    return json.dumps(EXPERTS | {"rows": [EXPERTS["rows"][0] | changes]})
+
+
+def entry(changes: dict, stats: dict | None = None, **info) -> str:
+    """A record of pytest-benchmark of one entry."""
+    one = timed(1.0, op="qdq", format="mxfp4", dtype="bfloat16", contender="torchao", size=[64, 64])
+    one = one | {"extra_info": one["extra_info"] | changes, "stats": one["stats"] | (stats or {})}
+    return json.dumps({"machine_info": BENCH["machine_info"] | info, "benchmarks": [one]})
+
+
+def verified(**changes) -> str:
+    row = {"op": "qdq", "format": "mxfp4", "dtype": "bfloat16", "passed": 1, "failed": 0, "refused": 0, "reasons": []}
+    row |= changes
+    top = {"backend": "triton", "level": 1, **{key: row[key] for key in ("passed", "failed", "refused")}}
+    return json.dumps(GPU | top | {"rows": [row]})
+
+
+SOUND = [elementwise({}), product({}, MATMUL["rows"][2], MATMUL["rows"][3]), layer({}), entry({}), verified()]
+UNSOUND = {
+    "NaN": (elementwise({"ms": float("nan")}), "x.json: not JSON: NaN is no number of JSON; accepted: finite numbers"),
+    "Infinity": (elementwise({"ms": float("inf")}), "x.json: not JSON: Infinity is no number of JSON"),
+    "beyond float64": (elementwise({"ms": 7.5}).replace("7.5", "1e999"), "x.json: row 0: ms is Infinity; accepted"),
+    "thousands of digits": (elementwise({"ms": 7.5}).replace("7.5", "9" * 5000), "x.json: not JSON"),
+    "nested without end": ("[" * 100_000, "x.json: not JSON"),
+    "negative time": (elementwise({"ms": -1.0}), "x.json: row 0: ms is -1.0; accepted: a finite number above zero"),
+    "no time": (elementwise({"ms": 0}), "x.json: row 0: ms is 0; accepted: a finite number above zero"),
+    "time as text": (elementwise({"ms": "1.0"}), 'x.json: row 0: ms is "1.0"; accepted'),
+    "time as truth": (elementwise({"ms": True}), "x.json: row 0: ms is true; accepted"),
+    "floor of zero": (elementwise({"copy_ms": 0.0}), "x.json: row 0: copy_ms is 0.0; accepted"),
+    "no floor": (elementwise({"copy_ms": None}), "x.json: row 0 is none of its kind; it has: format, library, ms"),
+    "size of zero": (elementwise({"size": [0, 64]}), "x.json: row 0: size is [0, 64]; accepted: a list of whole numbers"),
+    "negative size": (elementwise({"size": [-8, 64]}), "x.json: row 0: size is [-8, 64]; accepted"),
+    "broken size": (elementwise({"size": [8.5, 64]}), "x.json: row 0: size is [8.5, 64]; accepted"),
+    "size as text": (elementwise({"size": "8x64"}), 'x.json: row 0: size is "8x64"; accepted'),
+    "no size": (elementwise({"size": []}), "x.json: row 0: size is []; accepted"),
+    "library no text": (elementwise({"library": 7}), "x.json: row 0: library is 7; accepted: text"),
+    "op no text": (elementwise({"op": ["qdq"]}), 'x.json: row 0: op is ["qdq"]; accepted: text'),
+    "unknown op": (elementwise({"op": "turn"}), "x.json: a record of element-wise kernels: op 'turn' names no moved_bytes"),
+    "no device": (elementwise({}, device=None), "x.json: device is null; accepted: text that is not empty"),
+    "rows no list": (elementwise({}, rows={"a": SPEED_ROW}), 'x.json: rows is {"a": {"size"'),
+    "row no object": (elementwise({}, rows=[3]), "x.json: rows is [3]; accepted: a list of objects"),
+    "share of nothing": (product({}), "x.json: row 0 is a share of cuBLAS, which has no row of this product"),
+    "m of zero": (product({"m": 0}, MATMUL["rows"][2]), "x.json: row 1: m is 0; accepted: a whole number above zero"),
+    "layers no shapes": (json.dumps(MATMUL | {"layers": {"a": [1]}}), 'x.json: layers is {"a": [1]}; accepted: an object'),
+    "tokens of a half": (layer({"tokens": 0.5}), "x.json: row 0: tokens is 0.5; accepted"),
+    "negative share": (layer({"of_a_copy": -0.5}), "x.json: row 0: of_a_copy is -0.5; accepted"),
+    "too much in all": (layer({"ms": 1e300, "tflops": 1e300}), "x.json: a record of layers of experts"),
+    "median": (entry({}, {"median": 0.0}), "x.json: row 0, stats: median is 0.0; accepted"),
+    "contender no text": (entry({"contender": {"a": 1}}), 'x.json: row 0, extra_info: contender is {"a": 1}; accepted'),
+    "no format": (entry({"format": None}), "x.json: row 0, extra_info: format is null; accepted: text"),
+    "a list in a table": (entry({"more": [1]}), "x.json: qdq of torchao: more is [1]; accepted: a finite number, text"),
+    "extra_info no object": (
+        json.dumps(BENCH | {"benchmarks": [{"extra_info": 3, "stats": {}}]}),
+        "x.json: row 0: extra_info is 3; accepted: an object",
+    ),
+    "no processor": (entry({}, device=None), "x.json, machine_info: device is null; accepted: text"),
+    "threads": (entry({}, threads=0), "x.json, machine_info: threads is 0; accepted: a whole number above zero"),
+    "version": (entry({}, torch=2.13), "x.json: torch is 2.13; accepted: text"),
+    "negative cases": (verified(failed=-1), "x.json: failed is -1; accepted: a whole number, zero or more"),
+    "reasons as text": (verified(reasons="none"), 'x.json: row 0: reasons is "none"; accepted: a list of texts'),
+    "cases of no device": (verified().replace('"device"', '"devise"'), "x.json: no device; a record of conformance names"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", SOUND)
+def test_what_the_unsound_records_are_made_from_is_sound(text):
+    assert read("x.json", text)
+
+
+@pytest.mark.parametrize("what", UNSOUND)
+def test_a_value_that_nothing_can_be_is_refused_by_name(what):
+    text, message = UNSOUND[what]
+    with pytest.raises(RecordError, match=f"^{re.escape(message)}"):
+        read("x.json", text)
+
+
+def test_a_file_that_is_no_text_and_a_folder_without_records_are_refused(tmp_path):
+    with pytest.raises(RecordError, match="no records; accepted: a folder with at least one .json file"):
+        load(tmp_path)
+    (tmp_path / "x.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(RecordError, match="x.json: cannot be read as text of UTF-8"):
+        load(tmp_path)
+
+
 # ---- history --------------------------------------------------------------------------------------------------------
 
 
@@ -332,6 +430,11 @@ def test_the_program_says_what_is_wrong(tmp_path, capsys):
     (folder / "odd.json").write_text('{"speed": 3}')
     assert main(["--out", str(out), "--results", str(folder)]) == 1
     assert "odd.json" in capsys.readouterr().err and not out.exists()
+    (folder / "odd.json").unlink()
+    assert main(["--out", str(out), "--results", str(folder)]) == 1
+    assert f"{folder}: no records" in capsys.readouterr().err and not out.exists()
+    (tmp_path / "file").write_text("")
+    assert main(["--out", str(tmp_path / "file")]) == 1 and "--out" in capsys.readouterr().err
     with pytest.raises(SystemExit) as stopped:
         main(["--out", str(out), "--results", str(tmp_path / "nowhere")])
     assert stopped.value.code == 2
@@ -339,6 +442,35 @@ def test_the_program_says_what_is_wrong(tmp_path, capsys):
         [sys.executable, "-m", "benchmarks.dashboard", "--help"], cwd=ROOT, capture_output=True, text=True
     )
     assert shown.returncode == 0 and "--out DIR" in shown.stdout
+
+
+def test_the_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    (tmp_path / "index.html").write_text("as it was")
+    monkeypatch.setattr("benchmarks.dashboard.__main__.os.replace", lambda *_: (_ for _ in ()).throw(OSError("no space")))
+    assert main(["--out", str(tmp_path)]) == 1
+    assert (tmp_path / "index.html").read_text() == "as it was" and len(list(tmp_path.iterdir())) == 1
+
+
+# what would end the script element, open a comment in it, stand for a part of the page, or is no text of UTF-8
+HOSTILE = '<!--<script></script>--> <!--book--> <!--data--> </title>& \u2028\u2029 "\\ \ud800 \\1 \\g<0>'
+
+
+def hostile(folder: Path) -> Path:
+    """Records whose every text that may be free is hostile."""
+    free = {"model": HOSTILE, "by": HOSTILE}
+    (folder / "moe.json").write_text(json.dumps(EXPERTS | {"rows": [row | free for row in EXPERTS["rows"]]}))
+    (folder / "bench.json").write_text(entry({"op": HOSTILE, "contender": HOSTILE, HOSTILE: HOSTILE}, device=HOSTILE))
+    return folder
+
+
+def test_no_text_of_a_record_or_of_an_option_is_markup(tmp_path):
+    out, folder = tmp_path / "out", tmp_path / "results"
+    folder.mkdir()
+    assert main(["--out", str(out), "--results", str(hostile(folder)), "--book", '"><img src=x onerror=alert(1)>']) == 0
+    text = (out / "index.html").read_text(encoding="utf-8")
+    assert text.count("<script") == text.count("</script") == 2 and "<!--" not in text and "<img" not in text
+    assert held(out / "index.html")["rows"][0]["op"] == HOSTILE
+    assert 'href="&quot;&gt;&lt;img src=x onerror=alert(1)&gt;"' in text
 
 
 # ---- the page in a browser ------------------------------------------------------------------------------------------
@@ -415,6 +547,14 @@ def pick(page, facet: str, *values: str) -> None:
 
 def size_of(row) -> str:
     return f"[{', '.join(map(str, row.size))}]" if row.size else ""
+
+
+def test_hostile_texts_are_shown_as_they_are(visit, tmp_path):
+    assert main(["--out", str(tmp_path / "out"), "--results", str(hostile(tmp_path))]) == 0
+    page = visit(tmp_path / "out" / "index.html")
+    shown = HOSTILE.replace("\ud800", "\ufffd")  # a browser's text has no lone surrogates
+    assert shown in [row["library"].replace("\ud800", "\ufffd") for row in table(page)]
+    assert page.locator("img, #rows script").count() == 0
 
 
 def test_filters_choose_rows_and_charts_and_stand_in_the_address(visit, built):

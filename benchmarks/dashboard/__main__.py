@@ -2,28 +2,32 @@
 
     python -m benchmarks.dashboard --out docs/_build/dashboard
 
-Writes DIR/index.html. Exit code 1 if a record cannot be read; nothing is written then.
+Writes DIR/index.html, whole or not at all. Exit code 1 if a record cannot be read, if there is none, or if DIR cannot be
+written; nothing is written then.
 """
 
 import argparse
 import json
+import os
+import re
 import sys
+import tempfile
+from html import escape
 from pathlib import Path
 
 from benchmarks.records import CONFORMANCE, RESULTS, SPEED, History, RecordError, Row, history, load
 
 HERE = Path(__file__).parent
+NOT_IN_A_SCRIPT = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}  # as JSON may write them too
 SCRIPTS = ("rows.js", "choices.js", "charts.js", "sections.js", "tables.js", "page.js")
 
 
 def page(rows: tuple[Row, ...], past: History, book: str = "") -> str:
     """The page as text; `book`: where its link to the book leads, no link if empty."""
     text = (HERE / "page.html").read_text(encoding="utf-8")
-    link = f'<a href="{book}">The book of the formats</a>' if book else ""
+    link = f'<a href="{escape(book)}">The book of the formats</a>' if book else ""
     parts = {"style": _file("page.css"), "script": "\n".join(map(_file, SCRIPTS)), "data": as_json(rows, past), "book": link}
-    for name, part in parts.items():
-        text = text.replace(f"<!--{name}-->", part)
-    return text
+    return re.sub(r"<!--(\w+)-->", lambda found: parts[found[1]], text)  # in one pass: what is put in is not looked at again
 
 
 def as_json(rows: tuple[Row, ...], past: History) -> str:
@@ -45,7 +49,7 @@ def as_json(rows: tuple[Row, ...], past: History) -> str:
         "unread": past.unread,
         "missing": past.missing,
     }
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
+    return json.dumps(data, allow_nan=False, separators=(",", ":")).translate(NOT_IN_A_SCRIPT)
 
 
 def _plain(row: Row, number: dict) -> dict:
@@ -72,10 +76,28 @@ def main(arguments: list[str] | None = None) -> int:
     except RecordError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    given.out.mkdir(parents=True, exist_ok=True)
-    (given.out / "index.html").write_text(page(rows, past, given.book), encoding="utf-8")
-    print(f"{given.out / 'index.html'}: {len(rows)} rows, {len(past.versions)} versions of records")
+    target = given.out / "index.html"
+    try:
+        given.out.mkdir(parents=True, exist_ok=True)
+        write_whole(target, page(rows, past, given.book))
+    except OSError as error:
+        print(f"error: --out {given.out}: {error}", file=sys.stderr)
+        return 1
+    print(f"{target}: {len(rows)} rows, {len(past.versions)} versions of records")
     return 0
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that is there whole or as it was before: beside its place first, and then moved into it."""
+    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with open(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(beside, 0o644)  # a page is for everyone
+        os.replace(beside, path)
+    except BaseException:
+        os.unlink(beside)
+        raise
 
 
 if __name__ == "__main__":
