@@ -266,6 +266,14 @@ def _product(row: dict) -> tuple[str, int, int, int]:
     return row["format"], row["m"], row["n"], row["k"]
 
 
+LAYERS_BY = {
+    "mxref": OURS,
+    "dequantize + grouped": "mxref dequantize + torch grouped",
+    "bfloat16 grouped": "torch bfloat16, grouped",
+    "bfloat16 vllm": "vllm bfloat16",
+}
+
+
 def _experts(data: dict, run: Run) -> Iterator[Row]:
     """`moe_gpu.py`: a layer is held against a copy of the packed weights that it meets; its size is its tokens."""
     for row in data["rows"]:
@@ -276,7 +284,7 @@ def _experts(data: dict, run: Run) -> Iterator[Row]:
             values["flops"] = round(row["tflops"] * row["ms"] * 1e9)
         yield Row(
             run, SPEED, "moe_experts", " ".join(dict.fromkeys(formats)), data["dtype"],
-            OURS if row["by"] == "mxref" else row["by"], size=(row["tokens"],), detail=row["model"],
+            LAYERS_BY.get(row["by"], row["by"]), size=(row["tokens"],), detail=row["model"],
             note=row.get("failed", ""), values=_known(values),
         )  # fmt: skip
 
@@ -298,6 +306,11 @@ def _pytest(data: dict, run: Run) -> Iterator[Row]:
         )  # fmt: skip
 
 
+DISPATCHED = {
+    f"{who}, {how}": f"mxref {named}, {how}"
+    for who, named in (("reference", "reference"), ("kernel", "idle kernel"))
+    for how in ("bare", "dispatched")
+}
 _NAMES = ("op", "format", "dtype", "contender", "device", "size", "floor", "recipe")
 
 
@@ -308,6 +321,7 @@ def _floor_key(row: dict, contender: str) -> tuple:
 def _facts(entry: dict) -> dict:
     """One entry with its median; the oldest ones name format, library and recipe in one, and their size `shape`."""
     row = {**entry["extra_info"], "ms": 1e3 * entry["stats"]["median"]}
+    row |= {name: DISPATCHED.get(row[name], row[name]) for name in ("contender", "floor") if name in row}
     if "shape" not in row:
         return row
     size = row.pop("shape")
@@ -339,8 +353,11 @@ def _conformance(data: dict, run: Run) -> Iterator[Row]:
         if total != data.get(count, 0):
             raise RecordError(f"{run.record}: {data[count]} {count} in all, but {total} in its rows")
     for row in data["rows"]:
+        format = " ".join(
+            dict.fromkeys((row["format"] or "-").split())
+        )  # a product of one format names it once, as speeds do
         yield Row(
-            run, CONFORMANCE, row["op"], row["format"] or "-", row["dtype"], f"mxref {data['backend']}",
+            run, CONFORMANCE, row["op"], format, row["dtype"], f"mxref {data['backend']}",
             detail=f"level {data['level']}", note="; ".join([*row["reasons"], *row.get("known_reasons", ())]),
             values={count: row.get(count, 0) for count in counts},
         )  # fmt: skip

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.dashboard.__main__ import main
+from benchmarks.dashboard.standing import FAILED, refused_today, standings
 from benchmarks.records import RESULTS, RecordError, history, load, moved_bytes, read
 
 ROOT = Path(__file__).parent.parent
@@ -166,7 +167,7 @@ def test_products_are_held_against_cublas_of_the_dtype_that_their_dots_need():
 
 def test_layers_of_experts_are_held_against_a_copy_of_the_weights_that_they_meet():
     rows = read("moe-x.json", json.dumps(EXPERTS))
-    assert [row.library for row in rows] == ["mxref triton", "bfloat16 grouped"] * 2 + ["bfloat16 vllm"]
+    assert [row.library for row in rows] == ["mxref triton", "torch bfloat16, grouped"] * 2 + ["vllm bfloat16"]
     first = rows[0]
     assert (first.op, first.format, first.size, first.detail) == ("moe_experts", "mxfp4 mxfp6_e3m2", (1,), "a model")
     assert first.values["ceiling_ms"] == 0.125 and first.values["moved_bytes"] == 1_000_000
@@ -309,6 +310,70 @@ def test_a_file_that_is_no_text_and_a_folder_without_records_are_refused(tmp_pat
     (tmp_path / "x.json").write_bytes(b"\xff\xfe")
     with pytest.raises(RecordError, match="x.json: cannot be read as text of UTF-8"):
         load(tmp_path)
+
+
+# ---- what conformance says of a speed ---------------------------------------------------------------------------------
+
+
+def case(format: str, op: str = "matmul", dtype: str = "bfloat16", **counts) -> dict:
+    counts = {"passed": 0, "failed": 0, "refused": 0, "reasons": ["why"] if "refused" in counts else []} | counts
+    return {"op": op, "format": format, "dtype": dtype} | counts
+
+
+def conformance(*rows: dict, backend: str = "triton", **top) -> dict:
+    totals = {name: sum(row.get(name, 0) for row in rows) for name in ("passed", "failed", "known", "refused")}
+    return GPU | {"backend": backend, "level": 2, "rows": list(rows)} | totals | top
+
+
+def judged(*records: dict, today=lambda *_: None) -> dict[tuple[str, str], tuple[str, str]]:
+    """Outcome and words by format and library."""
+    rows = [row for record in records for row in read("x.json", json.dumps(record))]
+    return {
+        (rows[i].format, rows[i].library): (standing.outcome, standing.words)
+        for i, standing in standings(rows, today).items()
+    }
+
+
+MXFP8, MXFP4 = ("mxfp8_e4m3", "mxref triton"), ("mxfp4", "mxref triton")
+
+
+def test_a_speed_is_red_where_any_case_of_its_op_with_its_format_failed():
+    found = judged(
+        MATMUL, conformance(case("mxfp4 mxfp4", passed=3), case("mxfp4 mxint8", passed=5, failed=1, dtype="float32"))
+    )
+    assert found[MXFP4] == ("failed", "1 failed: matmul of mxfp4 × mxint8")
+    assert found[MXFP8][0] == "no record"
+    found = judged(
+        MATMUL, conformance(case("mxfp4 mxint8", known=2, known_reasons=["as known"]), case("mxfp4 mxfp4", passed=3))
+    )
+    assert found[MXFP4] == ("failed", "2 failed: matmul of mxfp4 × mxint8")
+    assert judged(MATMUL, conformance(case("mxfp4 mxfp4", op="qdq", failed=1)))[MXFP4][0] == "no record"
+    assert judged(MATMUL, conformance(case("mxfp4 mxfp4", failed=1), device="NVIDIA Other"))[MXFP4][0] == "no record"
+    assert judged(MATMUL, conformance(case("mxfp4 mxfp4", failed=1), backend="other"))[MXFP4][0] == "no record"
+
+
+def test_a_speed_is_refused_where_no_case_of_its_own_passed_or_today():
+    cases = conformance(case("mxfp4 mxfp4", refused=2), case("mxfp8_e4m3 mxfp8_e4m3", passed=2, refused=1))
+    found = judged(MATMUL, cases)
+    assert found[MXFP4] == ("refused", "2 refused, none passed: why")
+    assert found[MXFP8] == found["mxfp8_e4m3", "mxref triton, portable"] == ("partly refused", "2 passed, 1 refused: why")
+    found = judged(MATMUL, cases, today=lambda op, backend, format: f"not {op} {format} {backend}")
+    assert found[MXFP8] == ("refused", "refused by the code that built this page: not matmul mxfp8_e4m3 triton")
+    passed = conformance(case("mxfp4 mxfp4", passed=2), case("mxfp4 mxfp4", dtype="float32", refused=7))
+    assert judged(MATMUL, passed)[MXFP4] == ("passed", "2 passed")  # its own dtype
+
+
+def test_other_libraries_and_the_reference_are_not_judged_without_cases():
+    assert {library for _, library in judged(MATMUL)} == {"mxref triton", "mxref triton, portable"}
+    assert judged(BENCH) == {("nvfp4", "mxref triton"): ("no record", "no conformance record on this device")}
+    assert judged(EXPERTS).keys() == {("mxfp4 mxfp6_e3m2", "mxref triton")}
+
+
+def test_the_code_is_asked_what_it_refuses():
+    """What a kernel takes in one case it takes, though it refuses others, such as recipes."""
+    assert refused_today("qdq", "inductor", "mxfp4") is refused_today("qdq", "nobody", "mxfp4") is None
+    refused = refused_today("matmul", "triton", "bfloat16 mxfp4")  # weight-only, which the reference alone computes
+    assert refused is not None and "float64" in refused
 
 
 # ---- history --------------------------------------------------------------------------------------------------------
@@ -588,7 +653,9 @@ def test_a_bar_says_throughput_and_share_of_the_ceiling(visit, built):
     ]
     rate = 8192 * 8192 * (2 + 4.5 / 8) / entry["ms"] / 1e9
     (chart,) = charts(page, "throughput")
-    assert chart["description"] == f"nvfp4 · mxref triton · nvidia: {rate:.3g} TB/s, {entry['of_a_copy']:.2f}"
+    assert chart["description"] == (
+        f"throughput, share of the ceiling; nvfp4 · mxref triton · nvidia °: {rate:.3g} TB/s, {entry['of_a_copy']:.2f}"
+    )
     bar, mark = page.evaluate(
         "[document.querySelector('.bar rect').width.baseVal.value,"
         " document.querySelector('.bar line').x1.baseVal.value - document.querySelector('.bar rect').x.baseVal.value]"
@@ -603,13 +670,90 @@ def test_a_bar_says_throughput_and_share_of_the_ceiling(visit, built):
 def test_products_show_operations_against_cublas(visit, sample):
     page = visit(sample[0], "op=matmul&format=mxfp8_e4m3&machine=NVIDIA Test")
     (chart,) = charts(page, "throughput")
-    assert "mxfp8_e4m3 · mxref triton: 2.1 GFLOP/s, 0.50" in chart["description"]
+    assert re.search(r"mxfp8_e4m3 · mxref triton – [a-z ]+: 2.1 GFLOP/s, 0.50", chart["description"])
     assert "rows 0: codes differ" in chart["description"]
     page = visit(sample[0], "op=moe_experts&library=mxref triton&size=[1]&machine=NVIDIA Test")
-    assert "mxref triton: 4 GB/s, 0.50" in charts(page, "throughput")[0]["description"]  # a megabyte in a quarter of a ms
+    assert (
+        "mxref triton – no record: 4 GB/s, 0.50" in charts(page, "throughput")[0]["description"]
+    )  # a megabyte in a quarter of a ms
     page.get_by_role("combobox", name=re.compile("^Measure")).select_option("operations")
-    assert "mxref triton: 2 TFLOP/s, 0.50" in charts(page, "throughput")[0]["description"]
+    assert "mxref triton – no record: 2 TFLOP/s, 0.50" in charts(page, "throughput")[0]["description"]
     assert charts(visit(sample[0], "op=moe_experts&machine=NVIDIA Test"), "sweep")[0]["series"] == [2, 2]
+
+
+@pytest.fixture(scope="module")
+def red(tmp_path_factory) -> Path:
+    """A page on which one product failed, one is refused and one is not verified."""
+    folder, out = tmp_path_factory.mktemp("red"), tmp_path_factory.mktemp("red_page")
+    cases = conformance(
+        case("mxfp4 mxint8", failed=1), case("mxfp4 mxfp4", passed=3), case("mxfp8_e4m3 mxfp8_e4m3", refused=2)
+    )
+    for name, data in (("matmul", MATMUL), ("moe", EXPERTS), ("conformance", cases)):
+        (folder / f"{name}.json").write_text(json.dumps(data))
+    assert main(["--out", str(out), "--results", str(folder)]) == 0
+    return out / "index.html"
+
+
+def test_a_red_gate_shows_no_number(visit, red):
+    page = visit(red, "op=matmul&format=mxfp4&all=throughput&all=sweep&all=ratios&all=variants")
+    (chart,) = charts(page, "throughput")
+    assert chart["description"] == "throughput; mxfp4 · mxref triton ✗: failed conformance"
+    assert (
+        "✗ failed conformance, so there is no number: mxfp4: 1 failed: matmul of mxfp4 × mxint8"
+        in page.locator("#throughput figure").text_content()
+    )
+    assert page.locator("#throughput rect").count() == page.locator("#whose rect").count()
+    assert charts(page, "ratios") == charts(page, "variants") == charts(page, "sweep") == []
+    (row,) = [row for row in table(page) if row["library"] == "mxref triton"]
+    assert row["ms"] == row["TFLOP/s"] == "" and "of the ceiling" not in row
+    assert row["conformance"] == "failed: 1 failed: matmul of mxfp4 × mxint8"
+    assert [r["ms"] for r in downloaded(page) if r["library"] == "mxref triton"] == [""]
+    page = visit(red, "show=conformance")
+    assert "failed conformance, no number" in page.locator("#matrix").text_content()
+
+
+def test_a_refused_or_unverified_kernel_has_a_dashed_bar_and_a_note(visit, red):
+    page = visit(red, "op=matmul&format=mxfp8_e4m3")
+    figure = page.locator("#throughput figure").first
+    assert figure.locator("rect.hollow").count() == 1  # its portable variant has no number
+    assert "– refused: answered by the reference: mxfp8_e4m3: 2 refused, none passed: why" in figure.text_content()
+    label = "[...document.querySelectorAll('#throughput tspan')].map((e) => [e.textContent, getComputedStyle(e).fill])"
+    marks = page.evaluate(label)
+    assert [text for text, _ in marks] == [" – refused", " – refused"]
+    plain = page.evaluate("getComputedStyle(document.querySelector('#throughput svg text')).fill")
+    assert all(colour != plain for _, colour in marks)
+    page = visit(red, "op=moe_experts&size=[16]")
+    assert page.locator("#throughput rect.hollow").count() == 1
+    assert (
+        "– no record: mxfp4 mxfp6_e3m2: no conformance record on this device" in page.locator("#throughput").text_content()
+    )
+
+
+def test_words_are_said_where_they_are_met(visit, built, red):
+    words = "[...document.querySelectorAll('#words dt')].map((e) => e.textContent)"
+    assert {"folded", "portable", "dequantize + torch grouped"} <= set(visit(built).evaluate(words))
+    page = visit(red, "op=matmul")
+    assert "portable" in page.evaluate(words) and "folded" not in page.evaluate(words)
+    assert page.evaluate("[...document.querySelectorAll('#words dt')].every((e) => e.nextSibling.textContent.length > 20)")
+    titles = page.evaluate("[...document.querySelectorAll('g.bar title')].map((e) => e.textContent)")
+    assert any("portable: nothing that only" in title for title in titles)
+
+
+def test_own_variants_are_told_from_other_libraries(visit, built):
+    page = visit(built, "all=ratios&all=variants")
+    for section, ours in (("ratios", False), ("variants", True)):
+        shown = charts(page, section)
+        assert shown
+        for chart in shown:
+            bars = [text for text in chart["description"].split("; ") if text.endswith("×")]
+            assert bars and all(("mxref" in text) == ours for text in bars), (section, bars)
+    page.locator("#facet-library summary").click()
+    listed = page.evaluate(
+        "[...document.querySelectorAll('#facet-library b, #facet-library input')].map((e) => e.value || e.textContent)"
+    )
+    middle = listed.index("other libraries")
+    assert listed[0] == "mxref's own" and all(name.startswith("mxref") for name in listed[1:middle])
+    assert listed[middle + 1 :] and not any(name.startswith("mxref") for name in listed[middle + 1 :])
 
 
 def test_other_libraries_are_compared_within_a_run(visit, built):
@@ -624,6 +768,7 @@ def test_other_libraries_are_compared_within_a_run(visit, built):
     assert f"mxfp8_e4m3 · torchao: {ms['mxref'] / ms['torchao']:#.3g} ×" in chart["description"]
     page.get_by_label("Compare with").select_option("torchao")
     (chart,) = charts(page, "ratios")
+    assert charts(page, "variants") == []
     assert f"mxfp8_e4m3 · mxref triton · ocp: {ms['torchao'] / ms['mxref']:#.3g} ×" in chart["description"]
 
 
@@ -643,14 +788,16 @@ def test_the_csv_is_the_rows_that_are_shown_with_every_digit(visit, built):
         len(exact) - len(times)
     )
     assert len(shown) == len(exact) and list(shown[0]) == list(exact[0])
+    rows = load()
+    red = {i for i, standing in standings(rows).items() if standing.outcome == FAILED}
     records = {
-        key(r.op, r.format, r.dtype, r.library, r.recipe, size_of(r), r.detail, r.run.record): r
-        for r in load()
+        key(r.op, r.format, r.dtype, r.library, r.recipe, size_of(r), r.detail, r.run.record): (r, i in red)
+        for i, r in enumerate(rows)
         if r.kind == "speed"
     }
     for row, cells in zip(exact, shown, strict=True):
-        record = records.pop(key(**row))
-        assert row["ms"] == "" if "ms" not in record.values else float(row["ms"]) == record.values["ms"]
+        record, is_red = records.pop(key(**row))
+        assert row["ms"] == "" if "ms" not in record.values or is_red else float(row["ms"]) == record.values["ms"]
         assert row["ceiling_ms"] == "" or float(row["ceiling_ms"]) == record.values["ceiling_ms"]
         assert (row["commit"], row["date"], row["machine"]) == (record.run.commit, record.run.date, record.run.machine)
         for name, text in cells.items():
@@ -724,8 +871,9 @@ def test_conformance_stands_beside_the_speed(visit, built):
     row = page.locator("#matrix tr", has=page.get_by_role("cell", name="quantize", exact=True))
     row = row.filter(has=page.get_by_role("cell", name="mxfp4", exact=True)).first
     assert f"bfloat16 [8192, 8192]: {share:.2f} of torch copy" in row.text_content()
-    counts = table(visit(built, "op=quantize&format=mxfp4&library=mxref triton"))[0]["conformance"]
-    assert counts and all(count in row.text_content() for count in counts.split(", "))
+    words = table(visit(built, "op=quantize&format=mxfp4&library=mxref triton"))[0]["conformance"]
+    counts = re.findall(r"\d+ (?:passed|refused)", words)
+    assert counts and all(count in row.text_content() for count in counts)
 
 
 def test_everything_else_has_a_table_for_each_record(visit, built):

@@ -13,13 +13,15 @@ import re
 import sys
 import tempfile
 from html import escape
+from itertools import groupby
 from pathlib import Path
 
-from benchmarks.records import CONFORMANCE, RESULTS, SPEED, History, RecordError, Row, history, load
+from benchmarks.dashboard.standing import Standing, standings
+from benchmarks.records import CONFORMANCE, RESULTS, SPEED, History, RecordError, Row, Version, history, load
 
 HERE = Path(__file__).parent
 NOT_IN_A_SCRIPT = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}  # as JSON may write them too
-SCRIPTS = ("rows.js", "choices.js", "charts.js", "sections.js", "tables.js", "page.js")
+SCRIPTS = ("rows.js", "words.js", "choices.js", "charts.js", "sections.js", "tables.js", "page.js")
 
 
 def page(rows: tuple[Row, ...], past: History, book: str = "") -> str:
@@ -34,17 +36,18 @@ def as_json(rows: tuple[Row, ...], past: History) -> str:
     """What the page's script reads: rows as they are, and of older versions those that the history shows."""
     runs = list(dict.fromkeys(row.run for row in (*rows, *(row for version in past.versions for row in version.rows))))
     number = {run: i for i, run in enumerate(runs)}
+    judged = standings(rows)
     data = {
         "runs": [{**vars(run), "versions": ", ".join(map(" ".join, run.versions))} for run in runs],
-        "rows": [_plain(row, number) for row in rows],
+        "rows": [_plain(row, number, judged.get(i)) for i, row in enumerate(rows)],
         "versions": [
             {
                 "record": version.record,
                 "commit": version.commit,
                 "committed": version.committed,
-                "rows": [_plain(row, number) for row in version.rows if row.kind in (SPEED, CONFORMANCE)],
+                "rows": [_plain(row, number, standing) for row, standing in judged_rows],
             }
-            for version in past.versions
+            for version, judged_rows in zip(past.versions, _judged_then(past.versions))
         ],
         "unread": past.unread,
         "missing": past.missing,
@@ -52,8 +55,24 @@ def as_json(rows: tuple[Row, ...], past: History) -> str:
     return json.dumps(data, allow_nan=False, separators=(",", ":")).translate(NOT_IN_A_SCRIPT)
 
 
-def _plain(row: Row, number: dict) -> dict:
-    return {name: value for name, value in vars(row).items() if value not in ("", ())} | {"run": number[row.run]}
+def _plain(row: Row, number: dict, standing: Standing | None) -> dict:
+    plain = {name: value for name, value in vars(row).items() if value not in ("", ())} | {"run": number[row.run]}
+    return plain | ({"standing": vars(standing)} if standing else {})
+
+
+def _judged_then(versions: tuple[Version, ...]) -> list[list[tuple[Row, Standing | None]]]:
+    """The rows of each version that a history shows, judged by the conformance that stood once their commit was made."""
+    cases: dict[str, tuple[Row, ...]] = {}
+    judged = []
+    for _, of_commit in groupby(versions, lambda version: version.commit):
+        of_commit = list(of_commit)
+        cases |= {v.record: tuple(row for row in v.rows if row.kind == CONFORMANCE) for v in of_commit}
+        known = [row for rows in cases.values() for row in rows]
+        for version in of_commit:
+            shown = [row for row in version.rows if row.kind in (SPEED, CONFORMANCE)]
+            found = standings([*shown, *known], today=lambda *_: None)
+            judged.append([(row, found.get(i)) for i, row in enumerate(shown)])
+    return judged
 
 
 def _file(name: str) -> str:
