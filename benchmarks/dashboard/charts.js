@@ -58,7 +58,7 @@ function barChart(parent, title, bars, { logarithmic = false, below = "", head =
   if (below) add(figure, "p", { class: "below" }, below);
   addNotes(figure, [...rows, ...rest]);
   if (head) add(svg, "text", { x: width, y: 12, "text-anchor": "end", class: "quiet" }, head);
-  if (logarithmic) add(svg, "line", { class: "ceiling", x1: at(1), x2: at(1), y1: 0, y2: height });
+  if (logarithmic) add(svg, "line", { class: "ceiling", x1: at(1), x2: at(1), y1: top - 4, y2: height });
   bars.forEach((bar, i) => {
     const above = over && bar.value !== null;
     const y = top + steps.slice(0, i).reduce((sum, each) => sum + each, 0) + (above ? 18 : 0);

@@ -102,12 +102,12 @@ function drawRatiosOf(id, panels, none) {
       rows: bars.map((bar) => bar.row),
       draw: (parent) => {
         bars.sort((a, b) => b.value - a.value);
-        const libraries = new Set(bars.map((bar) => named({ ...bar.base, format: "-" })));
-        const bases = libraries.size === 1 ? [...libraries] : [...new Set(bars.map((bar) => named(bar.base)))];
+        const libraries = [...new Set(bars.map((bar) => bar.base.library))];
+        const bases = libraries.length === 1 ? libraries : [...new Set(bars.map((bar) => named(bar.base)))];
         barChart(parent, titleOf(bars[0].row, bars[0].row.size), bars, {
           logarithmic: true,
           head: "times as fast",
-          below: `1 × is ${bases.join("; ")}`,
+          below: `1 × is ${bases.join("; ")}${bars.some((bar) => bar.row.format !== "-") ? ", in the same format" : ""}`,
         });
       },
     }));

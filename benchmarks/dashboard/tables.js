@@ -26,13 +26,14 @@ function speedsOf(rows) {
     r.kind === "speed" &&
     r.values.ms &&
     [r.machine, r.library, baseOp(r.op), r.format].join() === [c.machine, c.library, c.op, c.format].join();
-  return ROWS.filter(same).map((r) => {
-    if (failed(r)) return `${[r.dtype, r.size].filter(Boolean).join(" ")}: failed conformance, no number`;
+  const told = ROWS.filter(same).map((r) => {
+    if (failed(r)) return `no speed is shown: ${r.standing.words}`;
     const number = ofCeiling(r)
       ? `${shareOf(r)} of ${r.values.ceiling}`
       : written(measured(r, "throughput"), unitFor("throughput", r));
     return `${[r.op === c.op ? "" : r.op, r.dtype, r.size].filter(Boolean).join(" ")}: ${number}`;
   });
+  return [...new Set(told)];
 }
 
 function columnsOf(rows) {
@@ -52,7 +53,7 @@ function columnsOf(rows) {
     value("ceiling_ms"),
     ["of the ceiling", (r) => ofCeiling(r) ?? undefined],
     value("same_bits"),
-    ["conformance", (r) => (r.standing ? `${r.standing.outcome}: ${r.standing.words}` : "")],
+    ["conformance", (r) => r.standing?.words],
     ["note", (r) => r.note],
     ...WHERE,
   ];
