@@ -268,7 +268,7 @@ def _product(row: dict) -> tuple[str, int, int, int]:
 
 LAYERS_BY = {
     "mxref": OURS,
-    "dequantize + grouped": "mxref dequantize + torch grouped",
+    "dequantize + grouped": "mxref, decode first",
     "bfloat16 grouped": "torch bfloat16, grouped",
     "bfloat16 vllm": "vllm bfloat16",
 }

@@ -46,7 +46,8 @@ function barChart(parent, title, bars, { logarithmic = false, below = "", head =
   const longest = Math.max(...labels.map((label) => textWidth(label)));
   const [over, right] = [longest > 0.42 * width, Math.max(...texts.map((text) => textWidth(text))) + 8];
   const [left, step, top] = [over ? 2 : longest + 8, over ? 38 : 22, head ? 20 : 4];
-  const steps = bars.map((bar) => (bar.value === null ? 22 : step));
+  const beside = (i) => bars[i].value === null && textWidth(labels[i]) + 1.1 * textWidth(texts[i]) + 8 < width; // on one line
+  const steps = bars.map((_, i) => (beside(i) ? 22 : step));
   const height = top + steps.reduce((sum, each) => sum + each, 4);
   const span = width - left - right;
   const values = bars.flatMap((bar) => [bar.value, bar.ceiling]).filter((value) => value);
@@ -60,7 +61,7 @@ function barChart(parent, title, bars, { logarithmic = false, below = "", head =
   if (head) add(svg, "text", { x: width, y: 12, "text-anchor": "end", class: "quiet" }, head);
   if (logarithmic) add(svg, "line", { class: "ceiling", x1: at(1), x2: at(1), y1: top - 4, y2: height });
   bars.forEach((bar, i) => {
-    const above = over && bar.value !== null;
+    const above = over && !beside(i);
     const y = top + steps.slice(0, i).reduce((sum, each) => sum + each, 0) + (above ? 18 : 0);
     const group = add(svg, "g", { class: "bar", "data-machine": bar.row.machine });
     const meant = variantOf(bar.row) ? `${variantOf(bar.row)}: ${VARIANTS[variantOf(bar.row)]}` : "";

@@ -174,10 +174,11 @@ function historyOfSpeed(rows) {
       const versions = [...new Set(lines.flat().map((row) => row.version))].sort((a, b) => a - b);
       const places = versions.map(commitOf);
       const title = titleOf(panel[0], panel[0].size);
+      const rest = rows.filter((row) => failed(row) && titleOf(row, row.size) === title && row.machine === panel[0].machine);
       return [
         {
           rows: lines.flat(),
-          draw: (parent) => drawLines(parent, title, places, lines, (row) => versions.indexOf(row.version)),
+          draw: (parent) => drawLines(parent, title, places, lines, (row) => versions.indexOf(row.version), rest),
         },
       ];
     })

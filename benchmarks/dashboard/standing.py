@@ -17,10 +17,11 @@ FAILED, REFUSED, UNKNOWN, PARTLY, PASSED = "failed", "refused", "no record", "pa
 
 @dataclass(frozen=True)
 class Standing:
-    """`outcome`: one of the five above, the first that is true; `words`: counts and reasons."""
+    """`outcome`: one of the five above, the first that is true; `words`: counts and reasons; `reasons` of refusals alone."""
 
     outcome: str
     words: str
+    reasons: tuple[str, ...] = ()
 
 
 def backend_of(row: Row) -> str | None:
@@ -93,14 +94,15 @@ def _standing(row: Row, of_op: list[Row], refusal: str | None) -> Standing:
     own = [case for case in of_op if case.format == row.format]
     own = [case for case in own if case.dtype == row.dtype] or own
     passed, refused = (sum(case.values[name] for case in own) for name in ("passed", "refused"))
-    reasons = "; ".join(dict.fromkeys(case.note for case in own if case.note))
+    reasons = tuple(dict.fromkeys(reason for case in own for reason in case.note.split("; ") if reason))
+    listed = "; ".join(reasons)
     if refused and not passed:
-        return Standing(REFUSED, f"{refused} refused, none passed: {reasons}")
+        return Standing(REFUSED, f"{refused} refused, none passed: {listed}", reasons)
     if refusal is not None:
-        return Standing(REFUSED, f"refused by the code that built this page: {refusal}")
+        return Standing(REFUSED, f"refused by the code that built this page: {refusal}", (refusal,))
     if not own:
         same = "; same bits as the reference in its own run" if row.values.get("same_bits") else ""
         return Standing(UNKNOWN, f"no conformance record on this device{same}")
     if refused:
-        return Standing(PARTLY, f"{passed} passed, {refused} refused: {reasons}")
+        return Standing(PARTLY, f"{passed} passed, {refused} refused: {listed}", reasons)
     return Standing(PASSED, f"{passed} passed")

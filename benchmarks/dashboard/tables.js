@@ -46,7 +46,7 @@ function columnsOf(rows) {
   }
   return [
     ...WHAT,
-    ["ms", timeOf],
+    ["ms", (r) => (failed(r) ? "failed conformance" : timeOf(r))],
     ["GB/s", (r) => (timeOf(r) && r.values.moved_bytes ? r.values.moved_bytes / r.values.ms / 1e6 : undefined)],
     ["TFLOP/s", (r) => (timeOf(r) && r.values.flops ? r.values.flops / r.values.ms / 1e9 : undefined)],
     value("ceiling"),
@@ -72,7 +72,8 @@ function drawTable(parent, title, rows) {
   const by = kept.find((column) => column.name === state.sort.replace("-", ""));
   if (by) {
     const [way, text] = [state.sort.startsWith("-") ? -1 : 1, (cell) => String(cell ?? "")];
-    const missing = (i) => by.cells[i] === undefined;
+    const counts = by.cells.some((cell) => typeof cell === "number"); // then what is no number comes last
+    const missing = (i) => by.cells[i] === undefined || (counts && typeof by.cells[i] !== "number");
     const after = (a, b) => (a > b) - (a < b);
     const compared = (a, b) =>
       typeof by.cells[a] === "number" ? by.cells[a] - by.cells[b] : after(text(by.cells[a]), text(by.cells[b]));

@@ -7,37 +7,44 @@ const VARIANTS = {
   folded:
     "both operands are decoded first, with their block scales multiplied into them, in a pass of its own",
   portable: "nothing that only one maker's GPUs have: each tile of the result decodes what it multiplies",
-  "dequantize + torch grouped":
-    "decode first: all weights are decoded with mxref's kernel, and then multiplied by torch in bfloat16; not the reference's bits",
+  "decode first": "all weights are decoded with mxref's kernel, then multiplied by torch in bfloat16; not the reference's bits",
   blockwise: "the defined product: an exact dot of each block, scaled, added in order",
   dequantized: "both operands are decoded to bfloat16 first, and their values multiplied",
-  decoded: "decode first: the values of a checkpoint, in bfloat16",
+  decoded: "the values of a checkpoint, in bfloat16",
   "as stored": "codes and scales of a checkpoint as they are, not decoded",
   "losses measured": "with what rounding costs each tensor",
   bare: "the function itself",
   dispatched: "the function through mxref's choice of a kernel",
 };
-const LISTED = ["folded", "portable", "dequantize + torch grouped", "blockwise", "dequantized"]; // the others: at a bar
+const LISTED = ["folded", "portable", "decode first", "blockwise", "dequantized"]; // the others: at a bar
 const variantOf = ({ library }) => Object.keys(VARIANTS).find((name) => isOurs(library) && library.endsWith(name));
 
 /** What a bar's outcome in conformance adds to its label, if it is not that all has passed. */
 const MARKS_OF = { failed: " ✗", refused: " – refused", "no record": " – no record", "partly refused": " °" };
 const sameBits = (row) => row.values.same_bits === true;
-const markOf = (row) => (row.standing?.outcome === "no record" && sameBits(row) ? " °" : MARKS_OF[row.standing?.outcome] || "");
+function markOf(row) {
+  if (row.version !== null && !failed(row)) return ""; // of what was, only what has no number
+  return row.standing?.outcome === "no record" && sameBits(row) ? " °" : MARKS_OF[row.standing?.outcome] || "";
+}
 const classOf = (row) => (failed(row) ? "failed" : "refused");
 const isHollow = (row) => row.standing && (row.standing.outcome === "refused" || markOf(row) === MARKS_OF["no record"]);
 
-/** In words, each once: what the marks of these rows stand for. */
+/** In words, each once: what the marks of these rows stand for, and the formats that have them. */
 function notesOf(rows) {
   const said = { failed: "✗ failed conformance, so there is no number", refused: "– refused: answered by the reference" };
   return grouped(
     rows.filter((row) => markOf(row)),
-    (row) => [row.standing.outcome, row.standing.words],
+    (row) => markOf(row),
   ).map((group) => {
-    const [{ standing }] = group;
-    const formats = [...new Set(group.map((row) => row.format))].filter((format) => format !== "-").join(", ");
-    const what = said[standing.outcome] || markOf(group[0]).replace(" – ", "– ").trim();
-    return { class: classOf(group[0]), text: `${what}: ${formats ? `${formats}: ` : ""}${standing.words}` };
+    const what = said[group[0].standing.outcome] || markOf(group[0]).trim();
+    const reasons = grouped(group, (row) => row.standing.words).map((same) => {
+      const formats = [...new Set(same.map((row) => row.format))].filter((format) => format !== "-").join(", ");
+      return `${formats ? `${formats}: ` : ""}${same[0].standing.words}`;
+    });
+    const some = group.every((row) => row.standing.outcome === "partly refused");
+    const briefly = [...new Set(group.flatMap((row) => row.standing.reasons))]; // counts stand at a bar and in the table
+    const told = some ? `some of its cases are refused: ${briefly.join("; ")}` : reasons.join("; ");
+    return { class: classOf(group[0]), text: `${what}: ${told}` };
   });
 }
 

@@ -4,7 +4,7 @@ import json
 
 from benchmarks.dashboard.standing import FAILED, PASSED, standings
 from benchmarks.records import RESULTS, Row, Run, read, text_of
-from docs._generate.markdown import short, table
+from docs._generate.markdown import NO_BREAK, short, table
 from mxref.commands.bench import timings
 
 
@@ -113,7 +113,7 @@ def cpu_speed(name: str, *ops: str) -> str:
     for timing in timings(record(name)):
         if timing.op in ops:
             ratio = "" if timing.ratio is None else f"{timing.ratio:.1f}"
-            size = " × ".join(map(str, timing.size))
+            size = f"{NO_BREAK}×{NO_BREAK}".join(map(str, timing.size))
             what = f"`{timing.op}`", timing.format, timing.dtype, size, timing.contender
             rows.append((*what, short(1e3 * timing.seconds, 4), ratio, timing.floor or "", timing.note))
     header = ("op", "format", "dtype", "size", "who", "median ms", "times the floor", "floor", "bits")
@@ -143,7 +143,7 @@ def gpu_products() -> str:
     rows, notes = [], {}
     for i, row in enumerate(record("matmul-h200")["rows"]):
         if row.get("kernel") == "chosen" and "ms" in row:
-            size = f"{row['m']} x {row['n']} x {row['k']}"
+            size = NO_BREAK.join((str(row["m"]), "x", str(row["n"]), "x", str(row["k"])))
             shares = [row.get(f"of_cublas_{dtype}") for dtype in ("bfloat16", "float64")]
             if judged[i].outcome != PASSED:
                 notes[row["format"]] = judged[i].words
