@@ -416,6 +416,25 @@ def test_history_is_every_committed_version_and_what_is_not_committed(tmp_path):
     assert len(found.unread) == 1 and "old.json: no known kind" in found.unread[0] and not found.missing
 
 
+def test_a_version_is_judged_by_what_is_known_until_the_next_of_its_record(tmp_path):
+    folder, out = tmp_path / "results", tmp_path / "out"
+    folder.mkdir()
+    git(tmp_path, "init", "-q")
+    fine, red = (conformance(case("mxfp4 mxfp4", **{outcome: 1})) for outcome in ("passed", "failed"))
+    slower = json.loads(json.dumps(MATMUL))
+    slower["rows"][-1]["ms"] = 0.75
+    commit(folder, {"matmul.json": json.dumps(slower)}, "2026-12-01T00:00:00+00:00")
+    commit(folder, {"cases.json": json.dumps(red)}, "2026-12-02T00:00:00+00:00")
+    commit(folder, {"cases.json": json.dumps(fine), "matmul.json": json.dumps(MATMUL)}, "2026-12-03T00:00:00+00:00")
+    assert main(["--out", str(out), "--results", str(folder)]) == 0
+    versions = [v for v in held(out / "index.html")["versions"] if v["record"] == "matmul.json"]
+    assert [v["rows"][-1]["standing"]["outcome"] for v in versions] == ["failed", "passed"]
+    (folder / "cases.json").write_text(json.dumps(red))  # not committed: the newest is red again
+    assert main(["--out", str(out), "--results", str(folder)]) == 0
+    versions = [v for v in held(out / "index.html")["versions"] if v["record"] == "matmul.json"]
+    assert [v["rows"][-1]["standing"]["outcome"] for v in versions] == ["failed", "failed"]
+
+
 def test_without_git_there_is_no_history_and_a_reason(tmp_path):
     (tmp_path / "moe.json").write_text(json.dumps(EXPERTS))
     assert history(tmp_path).missing == "no git history where this was built" and not history(tmp_path).versions

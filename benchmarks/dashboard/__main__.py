@@ -13,7 +13,7 @@ import re
 import sys
 import tempfile
 from html import escape
-from itertools import groupby
+from itertools import takewhile
 from pathlib import Path
 
 from benchmarks.dashboard.standing import Standing, standings
@@ -47,7 +47,7 @@ def as_json(rows: tuple[Row, ...], past: History) -> str:
                 "committed": version.committed,
                 "rows": [_plain(row, number, standing) for row, standing in judged_rows],
             }
-            for version, judged_rows in zip(past.versions, _judged_then(past.versions))
+            for version, judged_rows in zip(past.versions, _judged_then(past.versions, rows))
         ],
         "unread": past.unread,
         "missing": past.missing,
@@ -60,19 +60,23 @@ def _plain(row: Row, number: dict, standing: Standing | None) -> dict:
     return plain | ({"standing": vars(standing)} if standing else {})
 
 
-def _judged_then(versions: tuple[Version, ...]) -> list[list[tuple[Row, Standing | None]]]:
-    """The rows of each version that a history shows, judged by the conformance that stood once their commit was made."""
-    cases: dict[str, tuple[Row, ...]] = {}
+def _judged_then(versions: tuple[Version, ...], rows: tuple[Row, ...]) -> list[list[tuple[Row, Standing | None]]]:
+    """The rows of each version that a history shows, judged by the conformance that stood until the next version of its
+    record, or that stands now: `rows`."""
     judged = []
-    for _, of_commit in groupby(versions, lambda version: version.commit):
-        of_commit = list(of_commit)
-        cases |= {v.record: tuple(row for row in v.rows if row.kind == CONFORMANCE) for v in of_commit}
-        known = [row for rows in cases.values() for row in rows]
-        for version in of_commit:
-            shown = [row for row in version.rows if row.kind in (SPEED, CONFORMANCE)]
-            found = standings([*shown, *known], today=lambda *_: None)
-            judged.append([(row, found.get(i)) for i, row in enumerate(shown)])
+    for i, version in enumerate(versions):
+        later = [other.commit for other in versions[i + 1 :] if other.record == version.record]
+        known = _before(later[0], versions) if later else rows
+        shown = [row for row in version.rows if row.kind in (SPEED, CONFORMANCE)]
+        found = standings([*shown, *(row for row in known if row.kind == CONFORMANCE)], today=lambda *_: None)
+        judged.append([(row, found.get(n)) for n, row in enumerate(shown)])
     return judged
+
+
+def _before(commit: str, versions: tuple[Version, ...]) -> list[Row]:
+    """The rows of all records as they stood before a commit."""
+    records = {version.record: version.rows for version in takewhile(lambda version: version.commit != commit, versions)}
+    return [row for rows in records.values() for row in rows]
 
 
 def _file(name: str) -> str:
