@@ -971,7 +971,7 @@ def test_light_and_dark(visit, built, scheme, other):
     page = visit(built, color_scheme=scheme)
     paper = "getComputedStyle(document.body).backgroundColor"
     first = page.evaluate(paper)
-    for selector in ("body", "section > p", "#status", "figcaption small"):
+    for selector in ("body", "section > p", "#status", "figcaption small", "#words dd", ".below.refused"):
         assert contrast(page, selector) >= 4.5, selector  # WCAG AA
     page.get_by_label("Theme").select_option(other)
     assert page.evaluate(paper) != first and contrast(page, "section > p") >= 4.5
@@ -993,3 +993,17 @@ def test_a_phone_scrolls_down_only(visit, sample, show):
         "[...document.querySelectorAll('figure > svg')].filter((e) => e.viewBox.baseVal.width > e.clientWidth + 1).length"
     )
     assert wide == 0  # drawn at the width that it has: its text is not shrunk
+
+
+@pytest.mark.parametrize("width", [375, 1280])
+def test_no_text_of_a_bar_lies_on_another_or_outside(visit, built, width):
+    page = visit(built, "all=throughput&all=ratios&all=variants", width=width)
+    crossing = page.evaluate(
+        """[...document.querySelectorAll("g.bar")].filter((bar) => {
+             const [label, number] = [...bar.querySelectorAll("text")].map((text) => text.getBoundingClientRect());
+             const figure = bar.closest("svg").getBoundingClientRect();
+             const beside = label.right <= number.left || label.top + 3 >= number.bottom || number.top + 3 >= label.bottom;
+             return !beside || label.right > figure.right + 1 || label.left < figure.left - 1;
+           }).map((bar) => bar.textContent)"""
+    )
+    assert page.locator("g.bar").count() > 300 and crossing == []

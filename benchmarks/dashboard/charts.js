@@ -14,7 +14,15 @@ const LIBRARIES = [...new Set(ROWS.filter((row) => row.kind === "speed").map((ro
 const [OURS, THEIRS] = [LIBRARIES.filter(isOurs), LIBRARIES.filter((name) => !isOurs(name))];
 const colourOf = ({ library }) =>
   OURS.includes(library) ? `c${[0, 2, 5][OURS.indexOf(library) % 3]}` : `c${[1, 3, 4, 6, 7][THEIRS.indexOf(library) % 5]}`;
-const textWidth = (text, size = 12) => text.length * size * 0.56;
+const pen = document.createElement("canvas").getContext("2d");
+const fontFamily = getComputedStyle(document.body).fontFamily;
+
+/** How wide a text is in the page's own font, in pixels; `weight` as CSS has it. */
+function textWidth(text, size = 12, weight = 400) {
+  pen.font = `${weight} ${size}px ${fontFamily}`;
+  return pen.measureText(text).width;
+}
+
 let figures = 0;
 
 /** The frame that all charts have: caption, where the numbers come from, and an empty picture with its description. */
@@ -46,7 +54,7 @@ function barChart(parent, title, bars, { logarithmic = false, below = "", head =
   const longest = Math.max(...labels.map((label) => textWidth(label)));
   const [over, right] = [longest > 0.42 * width, Math.max(...texts.map((text) => textWidth(text))) + 8];
   const [left, step, top] = [over ? 2 : longest + 8, over ? 38 : 22, head ? 20 : 4];
-  const beside = (i) => bars[i].value === null && textWidth(labels[i]) + 1.1 * textWidth(texts[i]) + 8 < width; // on one line
+  const beside = (i) => bars[i].value === null && textWidth(labels[i]) + textWidth(texts[i], 12, 600) + 10 < width; // on one line
   const steps = bars.map((_, i) => (beside(i) ? 22 : step));
   const height = top + steps.reduce((sum, each) => sum + each, 4);
   const span = width - left - right;
@@ -68,7 +76,9 @@ function barChart(parent, title, bars, { logarithmic = false, below = "", head =
     const more = [bar.row.note, bar.row.standing && `conformance: ${bar.row.standing.words}`, meant].filter(Boolean);
     add(group, "title", {}, [`${labels[i]}: ${bar.text}`, ...more].join("\n"));
     const place = above ? { x: left, y: y - 5 } : { x: over ? left : left - 8, y: y + 13, "text-anchor": over ? "start" : "end" };
-    const label = add(group, "text", place, named(bar.row));
+    const squeezed = over && textWidth(labels[i]) > width - left; // a long name on a narrow screen
+    const fitted = squeezed ? { textLength: width - left, lengthAdjust: "spacingAndGlyphs" } : {};
+    const label = add(group, "text", { ...place, ...fitted }, named(bar.row));
     if (markOf(bar.row)) add(label, "tspan", { class: classOf(bar.row) }, markOf(bar.row));
     const nothing = failed(bar.row) ? "failed" : "quiet";
     const end = { x: width, y: y + 13, "text-anchor": "end" };
