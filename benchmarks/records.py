@@ -132,7 +132,9 @@ def _is_text(value: object) -> bool:
 
 
 TEXT = Fact("text that is not empty", _is_text)
+WORDS = Fact("text", lambda value: isinstance(value, str))
 PERHAPS_TEXT = Fact("text, or null", lambda value: value is None or isinstance(value, str))
+PERHAPS_NUMBER = Fact("a finite number, or null", lambda value: value is None or _is_number(value))
 POSITIVE = Fact("a finite number above zero", lambda value: _is_number(value) and value > 0)
 WHOLE = Fact("a whole number", lambda value: _is_whole(value, -(2**53)))
 COUNT = Fact("a whole number, zero or more", lambda value: _is_whole(value, 0))
@@ -166,9 +168,12 @@ FACTS = {
     for fact, keys in (
         (TEXT, "op format dtype recipe library contender floor name kernel path wrong by model weights activations gate "
                "device processor backend what function checkpoint producer input loading"),
-        (PERHAPS_TEXT, "commit date reason"),
+        (PERHAPS_TEXT, "commit date"),
+        (WORDS, "reason"),
         (POSITIVE, "ms copy_ms of_a_copy times_a_bare_kernel tflops packed_tb_s decoding_ms of_cublas_bfloat16 "
-                   "of_cublas_float64 median experts moved_bytes packed_bytes flops"),
+                   "of_cublas_float64 median experts moved_bytes packed_bytes flops bits_per_byte perplexity "
+                   "word_perplexity bits_per_weight"),
+        (PERHAPS_NUMBER, "change change_error snr_db"),
         (WHOLE, "peak_resident_bytes"),  # a difference: below zero where memory was given back
         (COUNT, "passed failed known refused peak_bytes patterns differing compared excepted level"),
         (LENGTH, "m n k tokens bytes bound_bytes"),

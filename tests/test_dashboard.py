@@ -304,6 +304,41 @@ def test_a_value_that_nothing_can_be_is_refused_by_name(what):
         read("x.json", text)
 
 
+def places(value, path=()):
+    """The path to every value in a record."""
+    for key, within in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield *path, key
+        yield from places(within, (*path, key))
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
+def test_whatever_stands_in_the_place_of_a_value_is_refused_or_read(path):
+    """Never another error, and never a row that a page cannot show."""
+    data = json.loads(path.read_text(encoding="utf-8"))
+    listed = "benchmarks" if "benchmarks" in data else "rows"
+    rows = list({(*sorted(row), row.get("kernel")): row for row in data[listed]}.values())[:4]  # one of each form
+    totals = {
+        count: sum(row.get(count, 0) for row in rows) for count in ("passed", "failed", "known", "refused") if count in data
+    }
+    small = data | totals | {listed: rows, "failures": []}
+    for *within, key in list(places(small)):
+        for value in (None, [], {}, [None], "", "x", -1, 0, 2**60, 1e308, True):
+            changed = json.loads(json.dumps(small))
+            place = changed
+            for step in within:
+                place = place[step]
+            place[key] = value
+            try:
+                found = read(path.name, json.dumps(changed))
+            except RecordError:
+                continue
+            for row in found:
+                texts = row.op, row.format, row.dtype, row.library, row.recipe, row.detail, row.note
+                assert all(isinstance(text, str) for text in texts), (within, key, value)
+                assert all(isinstance(length, int) and length > 0 for length in row.size), (within, key, value)
+                assert json.dumps(row.values, allow_nan=False) and row.values.get("ms", 1) > 0, (within, key, value)
+
+
 def test_a_file_that_is_no_text_and_a_folder_without_records_are_refused(tmp_path):
     with pytest.raises(RecordError, match="no records; accepted: a folder with at least one .json file"):
         load(tmp_path)
