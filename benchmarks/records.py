@@ -215,7 +215,8 @@ def _elementwise(data: dict, run: Run) -> Iterator[Row]:
     for row in data["rows"]:
         op, format, size = row["op"], row["format"], tuple(row["size"])
         who = OURS if row["library"] == "mxref" else row["library"]
-        values = {"moved_bytes": row.get("moved_bytes", moved_bytes(op, format, prod(size)))}
+        moved = row["moved_bytes"] if "moved_bytes" in row else moved_bytes(op, format, prod(size))
+        values = {"moved_bytes": moved}
         if "ms" in row:
             values |= {"ms": row["ms"], "ceiling": COPY, "ceiling_ms": row["copy_ms"]}
             values["times_a_bare_kernel"] = row.get("times_a_bare_kernel")

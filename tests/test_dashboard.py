@@ -147,6 +147,8 @@ def test_bytes_and_recipe_that_a_record_states_are_taken_from_it():
     derived, stated = read("elementwise-x.json", json.dumps(data))
     assert (derived.values["moved_bytes"], derived.recipe) == (4 * 8 * 64, "ocp")
     assert (stated.values["moved_bytes"], stated.recipe) == (7, "ocp_even")
+    (new,) = read("elementwise-x.json", json.dumps(data | {"rows": [row | {"op": "turn", "moved_bytes": 7}]}))
+    assert (new.op, new.values["moved_bytes"]) == ("turn", 7)
 
 
 def test_products_are_held_against_cublas_of_the_dtype_that_their_dots_need():
