@@ -2,11 +2,12 @@
 
 A record is known by its keys, not by its name. Each kind of record says which keys its rows have; a record of no kind, a row
 of another kind and a quick run are refused with the name of the file. What was measured stays as the record has it: times
-become milliseconds, and nothing is rounded.
+become milliseconds, and nothing is rounded. Every value is checked before it is read: `FACTS` says what a key may hold.
 """
 
 import json
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import prod
@@ -27,7 +28,7 @@ LIBRARIES = ("mxref", "torch", "triton", "python", "numpy", "ml_dtypes", "transf
 
 
 class RecordError(ValueError):
-    """A file that is no record, or none that is known here."""
+    """A file that is no record, or none that is known here: which file, what is wrong, what is accepted."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def moved_bytes(op: str, format: str, count: int) -> int:
     if format in BLOCK_FORMATS:
         block = BLOCK_FORMATS[format]
         packed = count * (block.element.bits if op == name else 8) // 8 + count // block.block_size
-    return {
+    moved = {
         "qdq": 4 * count,
         "qdq, scale computed": 6 * count,
         "quantize": 2 * count + packed,
@@ -101,7 +102,109 @@ def moved_bytes(op: str, format: str, count: int) -> int:
         "activate_quantize": 4 * count + packed,
         "silu": 4 * count,
         "swiglu": 6 * count,
-    }[name]
+    }
+    if name not in moved:
+        raise ValueError(f"op {op!r} names no moved_bytes, and they are known of {', '.join(moved)} alone")
+    return moved[name]
+
+
+# ---- what a value may be --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fact:
+    """What the value of a key may be, in words and as a test."""
+
+    expected: str
+    fits: Callable[[object], bool]
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max  # not NaN
+
+
+def _is_whole(value: object, least: int) -> bool:
+    return type(value) is int and least <= value <= 2**53  # what a page's script can count
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and value.strip() != ""
+
+
+TEXT = Fact("text that is not empty", _is_text)
+WORDS = Fact("text", lambda value: isinstance(value, str))
+PERHAPS_TEXT = Fact("text, or null", lambda value: value is None or isinstance(value, str))
+PERHAPS_NUMBER = Fact("a finite number, or null", lambda value: value is None or _is_number(value))
+POSITIVE = Fact("a finite number above zero", lambda value: _is_number(value) and value > 0)
+WHOLE = Fact("a whole number", lambda value: _is_whole(value, -(2**53)))
+COUNT = Fact("a whole number, zero or more", lambda value: _is_whole(value, 0))
+LENGTH = Fact("a whole number above zero", lambda value: _is_whole(value, 1))
+NUMBER_OF = Fact(
+    "a whole number above zero, or its digits",
+    lambda value: _is_whole(value, 1) or (isinstance(value, str) and value.isdecimal() and value.strip("0") != ""),
+)
+FLAG = Fact("true or false", lambda value: isinstance(value, bool))
+SIZE = Fact(
+    "a list of whole numbers above zero",
+    lambda value: isinstance(value, list) and len(value) > 0 and all(_is_whole(one, 1) for one in value),
+)
+TEXTS = Fact("a list of texts", lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value))
+OBJECT = Fact("an object", lambda value: isinstance(value, dict))
+VERSIONS = Fact(
+    "an object of texts",
+    lambda value: isinstance(value, dict) and all(PERHAPS_TEXT.fits(one) for one in value.values()),
+)
+SHAPES = Fact(
+    "an object of names and shapes [N, K]",
+    lambda value: isinstance(value, dict) and all(SIZE.fits(one) and len(one) == 2 for one in value.values()),
+)
+SCALAR = Fact(
+    "a finite number, text, true, false or null",
+    lambda value: value is None or _is_number(value) or isinstance(value, str | bool),
+)
+
+FACTS = {
+    key: fact
+    for fact, keys in (
+        (TEXT, "op format dtype recipe library contender floor name kernel path wrong by model weights activations gate "
+               "device processor backend what function checkpoint producer input loading"),
+        (PERHAPS_TEXT, "commit date"),
+        (WORDS, "reason"),
+        (POSITIVE, "ms copy_ms of_a_copy times_a_bare_kernel tflops packed_tb_s decoding_ms of_cublas_bfloat16 "
+                   "of_cublas_float64 median experts moved_bytes packed_bytes flops bits_per_byte perplexity "
+                   "word_perplexity bits_per_weight"),
+        (PERHAPS_NUMBER, "change change_error snr_db"),
+        (WHOLE, "peak_resident_bytes"),  # a difference: below zero where memory was given back
+        (COUNT, "passed failed known refused peak_bytes patterns differing compared excepted level"),
+        (LENGTH, "m n k tokens bytes bound_bytes"),
+        (NUMBER_OF, "cores threads"),
+        (FLAG, "right same_bits nan_raises losses_measured quick"),
+        (SIZE, "size shape"),
+        (TEXTS, "reasons known_reasons"),
+        (OBJECT, "machine_info machine extra_info stats"),
+        (VERSIONS, "versions"),
+        (SHAPES, "layers"),
+    )
+    for key in keys.split()
+}  # fmt: skip
+
+
+def _check(where: str, values: dict, facts: dict[str, Fact]) -> None:
+    """Refuse a value that is not what its key may be, in the objects within too that are known by name."""
+    for key, value in values.items():
+        if key in facts and not facts[key].fits(value):
+            raise RecordError(f"{where}: {key} is {_shown(value)}; accepted: {facts[key].expected}")
+        if facts.get(key) is OBJECT:
+            _check(f"{where}, {key}", value, facts)
+
+
+def _shown(value: object) -> str:
+    """A value as JSON, cut where it is long."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except ValueError:  # a number of more digits than Python writes
+        text = "a number of thousands of digits"
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 # ---- each kind of record --------------------------------------------------------------------------------------------
@@ -112,7 +215,8 @@ def _elementwise(data: dict, run: Run) -> Iterator[Row]:
     for row in data["rows"]:
         op, format, size = row["op"], row["format"], tuple(row["size"])
         who = OURS if row["library"] == "mxref" else row["library"]
-        values = {"moved_bytes": row.get("moved_bytes", moved_bytes(op, format, prod(size)))}
+        moved = row["moved_bytes"] if "moved_bytes" in row else moved_bytes(op, format, prod(size))
+        values = {"moved_bytes": moved}
         if "ms" in row:
             values |= {"ms": row["ms"], "ceiling": COPY, "ceiling_ms": row["copy_ms"]}
             values["times_a_bare_kernel"] = row.get("times_a_bare_kernel")
@@ -142,13 +246,15 @@ def _matmul(data: dict, run: Run) -> Iterator[Row]:
     for row in data["rows"]:
         if row.get("kernel", "").startswith("cublas"):
             cublas[_product(row)] = (row["kernel"], row["ms"])  # float64 comes last
-    for row in data["rows"]:
+    for i, row in enumerate(data["rows"]):
         if "gate" in row:
             note = row.get("wrong", "")
             yield Row(run, OTHER, "matmul", "-", "-", OURS, detail=row["gate"], note=note, values={"right": row["right"]})
             continue
         (_, m, n, k), ours = _product(row), not row["kernel"].startswith("cublas")
         detail = layers.get((n, k), "") if m < n else ""
+        if any(key.startswith("of_cublas") for key in row) and _product(row) not in cublas:
+            raise RecordError(f"{run.record}: row {i} is a share of cuBLAS, which has no row of this product")
         values = {"flops": 2 * m * n * k}
         if "ms" in row:
             values["ms"] = row["ms"]
@@ -166,6 +272,14 @@ def _product(row: dict) -> tuple[str, int, int, int]:
     return row["format"], row["m"], row["n"], row["k"]
 
 
+LAYERS_BY = {
+    "mxref": OURS,
+    "dequantize + grouped": "mxref, decode first",
+    "bfloat16 grouped": "torch bfloat16, grouped",
+    "bfloat16 vllm": "vllm bfloat16",
+}
+
+
 def _experts(data: dict, run: Run) -> Iterator[Row]:
     """`moe_gpu.py`: a layer is held against a copy of the packed weights that it meets; its size is its tokens."""
     for row in data["rows"]:
@@ -176,7 +290,7 @@ def _experts(data: dict, run: Run) -> Iterator[Row]:
             values["flops"] = round(row["tflops"] * row["ms"] * 1e9)
         yield Row(
             run, SPEED, "moe_experts", " ".join(dict.fromkeys(formats)), data["dtype"],
-            OURS if row["by"] == "mxref" else row["by"], size=(row["tokens"],), detail=row["model"],
+            LAYERS_BY.get(row["by"], row["by"]), size=(row["tokens"],), detail=row["model"],
             note=row.get("failed", ""), values=_known(values),
         )  # fmt: skip
 
@@ -198,6 +312,11 @@ def _pytest(data: dict, run: Run) -> Iterator[Row]:
         )  # fmt: skip
 
 
+DISPATCHED = {
+    f"{who}, {how}": f"mxref {named}, {how}"
+    for who, named in (("reference", "reference"), ("kernel", "idle kernel"))
+    for how in ("bare", "dispatched")
+}
 _NAMES = ("op", "format", "dtype", "contender", "device", "size", "floor", "recipe")
 
 
@@ -208,6 +327,7 @@ def _floor_key(row: dict, contender: str) -> tuple:
 def _facts(entry: dict) -> dict:
     """One entry with its median; the oldest ones name format, library and recipe in one, and their size `shape`."""
     row = {**entry["extra_info"], "ms": 1e3 * entry["stats"]["median"]}
+    row |= {name: DISPATCHED.get(row[name], row[name]) for name in ("contender", "floor") if name in row}
     if "shape" not in row:
         return row
     size = row.pop("shape")
@@ -239,8 +359,11 @@ def _conformance(data: dict, run: Run) -> Iterator[Row]:
         if total != data.get(count, 0):
             raise RecordError(f"{run.record}: {data[count]} {count} in all, but {total} in its rows")
     for row in data["rows"]:
+        format = " ".join(
+            dict.fromkeys((row["format"] or "-").split())
+        )  # a product of one format names it once, as speeds do
         yield Row(
-            run, CONFORMANCE, row["op"], row["format"] or "-", row["dtype"], f"mxref {data['backend']}",
+            run, CONFORMANCE, row["op"], format, row["dtype"], f"mxref {data['backend']}",
             detail=f"level {data['level']}", note="; ".join([*row["reasons"], *row.get("known_reasons", ())]),
             values={count: row.get(count, 0) for count in counts},
         )  # fmt: skip
@@ -310,17 +433,18 @@ def _keys(required: str, optional: str | None = "") -> Keys:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of record: keys of the whole, the keys that a row can have, and how it becomes rows."""
+    """A kind of record: keys of the whole, the keys that a row can have, and how it becomes rows; `facts`: its own words."""
 
     name: str
     top: frozenset[str]
     rows: tuple[Keys, ...]
     read: Callable[[dict, Run], Iterator[Row]]
     listed: str = "rows"
+    facts: dict[str, Fact] = field(default_factory=dict)
 
 
-def _kind(name: str, top: str, read: Callable, *rows: Keys, listed: str = "rows") -> Kind:
-    return Kind(name, frozenset(top.split()) | {listed}, rows, read, listed)
+def _kind(name: str, top: str, read: Callable, *rows: Keys, listed: str = "rows", **facts: Fact) -> Kind:
+    return Kind(name, frozenset(top.split()) | {listed}, rows, read, listed, facts)
 
 
 LAYER = "model weights activations tokens by experts packed_bytes"  # keys of a row of `moe_gpu.py`
@@ -332,6 +456,7 @@ RECORDS = (
         _elementwise,
         _keys("size op format library ms copy_ms", "of_a_copy times_a_bare_kernel moved_bytes recipe"),
         _keys("size op format library failed", "moved_bytes recipe"),
+        failed=TEXT,
     ),
     _kind("element-wise kernels, named", "device dtype", _named_elementwise, _keys("name size ms copy_ms of_a_copy")),
     _kind(
@@ -348,19 +473,48 @@ RECORDS = (
         _experts,
         _keys(f"{LAYER} ms of_a_copy tflops", "peak_bytes packed_tb_s kernels_us"),
         _keys(f"{LAYER} failed", "peak_bytes ms of_a_copy packed_tb_s tflops"),
+        failed=TEXT,
     ),
     _kind("pytest-benchmark", "machine_info", _pytest, _keys("extra_info stats", None), listed="benchmarks"),
-    _kind("conversions", "device model recipe bound_bytes", _conversions, _keys("what median peak_resident_bytes", None)),
+    _kind(
+        "conversions",
+        "device model recipe bound_bytes",
+        _conversions,
+        _keys("what median peak_resident_bytes", None),
+        model=OBJECT,
+    ),
     _kind(
         "conformance",
         "backend level passed failed refused",
         _conformance,
         _keys("op format dtype passed failed refused reasons", "known known_reasons"),
+        format=PERHAPS_TEXT,
     ),
-    _kind("every float32 pattern", "what device", _exhaustive, _keys("format patterns differing", "nan_raises passed")),
+    _kind(
+        "every float32 pattern",
+        "what device",
+        _exhaustive,
+        _keys("format patterns differing", "nan_raises passed"),
+        passed=FLAG,
+    ),
     _kind("accuracy of functions", "what device", _functions, _keys("function", None)),
-    _kind("evaluation of a model", "model semantics scored_bytes", _evaluation, _keys("weights activations recipe", None)),
-    _kind("loaded checkpoints", "about tokens", _misloads, _keys("checkpoint mxref transformers")),
+    _kind(
+        "evaluation of a model",
+        "model semantics scored_bytes",
+        _evaluation,
+        _keys("weights activations recipe", None),
+        layers=TEXT,
+        recipe=PERHAPS_TEXT,
+        act_recipe=PERHAPS_TEXT,
+    ),
+    _kind(
+        "loaded checkpoints",
+        "about tokens",
+        _misloads,
+        _keys("checkpoint mxref transformers"),
+        mxref=OBJECT,
+        transformers=OBJECT,
+    ),
     _kind(
         "producers",
         "recordings",
@@ -376,27 +530,56 @@ RECORDS = (
 def read(name: str, text: str) -> tuple[Row, ...]:
     """The rows of the record `name` (its file's name), whose text is given; RecordError for what is none."""
     try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
+        data = json.loads(text, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
         raise RecordError(f"{name}: not JSON: {error}") from error
     kinds = [kind for kind in RECORDS if isinstance(data, dict) and kind.top <= data.keys()]
     if not kinds:
         keys = ", ".join(sorted(data)) if isinstance(data, dict) else type(data).__name__
         raise RecordError(f"{name}: no known kind of record; it has: {keys}; known: {', '.join(k.name for k in RECORDS)}")
+    kind, listed = _kind_of(name, data, kinds)
+    facts = FACTS | kind.facts
+    _check(name, {key: value for key, value in data.items() if key != kind.listed}, facts)
+    for i, row in enumerate(listed):
+        if not any(keys.fit(row) for keys in kind.rows):
+            raise RecordError(_no_row(name, i, row, [kind]))
+        _check(f"{name}: row {i}", row, facts)
+    run = _run(name, data)
+    try:
+        rows = tuple(kind.read(data, run))
+    except RecordError:
+        raise
+    except (KeyError, TypeError, AttributeError) as error:
+        raise RecordError(f"{name}: a record of {kind.name} lacks or misnames {error}") from error
+    except (ValueError, ArithmeticError) as error:
+        raise RecordError(f"{name}: a record of {kind.name}: {error}") from error
+    for row in rows:
+        if row.kind in (SPEED, CONFORMANCE) and run.machine == NOT_RECORDED:
+            raise RecordError(f"{name}: no device; a record of {kind.name} names what it ran on")
+        _check(f"{name}: {row.op} of {row.library}", row.values, dict.fromkeys(row.values, SCALAR))
+    return rows
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no number of JSON; accepted: finite numbers, or null")
+
+
+def _kind_of(name: str, data: dict, kinds: list[Kind]) -> tuple[Kind, list[dict]]:
+    """The kind of a record, of those that its own keys leave, and its rows; the first row decides."""
     for kind in kinds:
         rows = data[kind.listed]
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise RecordError(f"{name}: {kind.listed} is {_shown(rows)}; accepted: a list of objects")
         if not rows:
             raise RecordError(f"{name}: no rows")
         if any(keys.fit(rows[0]) for keys in kind.rows):
-            break
-    for i, row in enumerate(rows):
-        if not any(keys.fit(row) for keys in kind.rows):
-            raise RecordError(f"{name}: row {i} is none of a record of {kind.name}; it has: {', '.join(sorted(row))}")
-    run = _run(name, data)
-    try:
-        return tuple(kind.read(data, run))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise RecordError(f"{name}: a record of {kind.name} lacks or misnames {error}") from error
+            return kind, rows
+    raise RecordError(_no_row(name, 0, rows[0], kinds))
+
+
+def _no_row(name: str, i: int, row: dict, kinds: list[Kind]) -> str:
+    accepted = [f"{kind.name}: {' '.join(sorted(keys.required))}" for kind in kinds for keys in kind.rows]
+    return f"{name}: row {i} is none of its kind; it has: {', '.join(sorted(row))}; accepted: {'; '.join(accepted)}"
 
 
 def _run(name: str, data: dict) -> Run:
@@ -404,17 +587,29 @@ def _run(name: str, data: dict) -> Run:
     if info.get("quick"):
         raise RecordError(f"{name}: a quick run is no record")
     versions = data.get("versions") or {k: info[k] for k in (info if "machine_info" in data else LIBRARIES) if k in info}
-    versions = tuple((k, v) for k, v in versions.items() if k not in NO_VERSIONS and v is not None)
+    versions = {k: v for k, v in versions.items() if k not in NO_VERSIONS and v is not None}
+    _check(name, versions, dict.fromkeys(versions, TEXT))
     device = info.get("device")
     device = info.get("processor", device) if device == "cpu" else device
-    counts = [f"{info[key]} {key if info[key] != 1 else key[:-1]}" for key in ("cores", "threads") if info.get(key)]
+    counts = [f"{info[key]} {key if str(info[key]) != '1' else key[:-1]}" for key in ("cores", "threads") if info.get(key)]
     machine = ", ".join([device, *counts]) if device else NOT_RECORDED
-    return Run(name, machine, versions, info.get("commit"), info.get("date"))
+    return Run(name, machine, tuple(versions.items()), info.get("commit"), info.get("date"))
 
 
 def load(folder: Path = RESULTS) -> tuple[Row, ...]:
-    """The rows of every record in a folder."""
-    return tuple(row for path in sorted(folder.glob("*.json")) for row in read(path.name, path.read_text(encoding="utf-8")))
+    """The rows of every record in a folder; RecordError where there is none."""
+    paths = sorted(folder.glob("*.json"))
+    if not paths:
+        raise RecordError(f"{folder}: no records; accepted: a folder with at least one .json file of a known kind")
+    return tuple(row for path in paths for row in read(path.name, text_of(path)))
+
+
+def text_of(path: Path) -> str:
+    """The text of a record's file."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError(f"{path.name}: cannot be read as text of UTF-8: {error}") from error
 
 
 def history(folder: Path = RESULTS) -> History:
@@ -433,14 +628,16 @@ def history(folder: Path = RESULTS) -> History:
         for status, path in (change.split("\t") for change in changes if change.endswith(".json")):
             if status == "D":
                 continue
-            name, text = Path(path).name, _git(top, "show", f"{commit}:{path}")
-            newest[name] = text
+            name = Path(path).name
             try:
-                versions.append(Version(name, commit, committed, read(name, text)))
+                newest[name] = _git(top, "show", f"{commit}:{path}")
+                versions.append(Version(name, commit, committed, read(name, newest[name])))
+            except UnicodeDecodeError:
+                unread.append(f"{commit} {name}: no text of UTF-8")
             except RecordError as error:
                 unread.append(f"{commit} {error}")
     for path in sorted(folder.glob("*.json")):
-        text = path.read_text(encoding="utf-8")
+        text = text_of(path)
         if text != newest.get(path.name):
             versions.append(Version(path.name, "", "", read(path.name, text)))
     return History(tuple(versions), tuple(unread))

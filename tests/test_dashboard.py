@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.dashboard.__main__ import main
+from benchmarks.dashboard.standing import FAILED, refused_today, standings
 from benchmarks.records import RESULTS, RecordError, history, load, moved_bytes, read
 
 ROOT = Path(__file__).parent.parent
@@ -146,6 +147,8 @@ def test_bytes_and_recipe_that_a_record_states_are_taken_from_it():
     derived, stated = read("elementwise-x.json", json.dumps(data))
     assert (derived.values["moved_bytes"], derived.recipe) == (4 * 8 * 64, "ocp")
     assert (stated.values["moved_bytes"], stated.recipe) == (7, "ocp_even")
+    (new,) = read("elementwise-x.json", json.dumps(data | {"rows": [row | {"op": "turn", "moved_bytes": 7}]}))
+    assert (new.op, new.values["moved_bytes"]) == ("turn", 7)
 
 
 def test_products_are_held_against_cublas_of_the_dtype_that_their_dots_need():
@@ -166,7 +169,7 @@ def test_products_are_held_against_cublas_of_the_dtype_that_their_dots_need():
 
 def test_layers_of_experts_are_held_against_a_copy_of_the_weights_that_they_meet():
     rows = read("moe-x.json", json.dumps(EXPERTS))
-    assert [row.library for row in rows] == ["mxref triton", "bfloat16 grouped"] * 2 + ["bfloat16 vllm"]
+    assert [row.library for row in rows] == ["mxref triton", "torch bfloat16, grouped"] * 2 + ["vllm bfloat16"]
     first = rows[0]
     assert (first.op, first.format, first.size, first.detail) == ("moe_experts", "mxfp4 mxfp6_e3m2", (1,), "a model")
     assert first.values["ceiling_ms"] == 0.125 and first.values["moved_bytes"] == 1_000_000
@@ -213,6 +216,203 @@ def test_what_is_no_record_is_refused_by_name(text, message):
         read("x.json", text)
 
 
+SPEED_ROW = {"size": [8, 64], "op": "qdq", "format": "mxfp4", "library": "mxref", "ms": 1.0, "copy_ms": 0.5}
+
+
+def elementwise(changes: dict, **top) -> str:
+    """A record of one element-wise row, as text; a change to None drops the key."""
+    row = {key: value for key, value in (SPEED_ROW | changes).items() if value is not None}
+    return json.dumps(GPU | {"dtype": "bfloat16", "rows": [row]} | top)
+
+
+def product(changes: dict, *others: dict) -> str:
+    return json.dumps(MATMUL | {"rows": [*others, MATMUL["rows"][4] | changes]})
+
+
+def layer(changes: dict) -> str:
+    return json.dumps(EXPERTS | {"rows": [EXPERTS["rows"][0] | changes]})
+
+
+def entry(changes: dict, stats: dict | None = None, **info) -> str:
+    """A record of pytest-benchmark of one entry."""
+    one = timed(1.0, op="qdq", format="mxfp4", dtype="bfloat16", contender="torchao", size=[64, 64])
+    one = one | {"extra_info": one["extra_info"] | changes, "stats": one["stats"] | (stats or {})}
+    return json.dumps({"machine_info": BENCH["machine_info"] | info, "benchmarks": [one]})
+
+
+def verified(**changes) -> str:
+    row = {"op": "qdq", "format": "mxfp4", "dtype": "bfloat16", "passed": 1, "failed": 0, "refused": 0, "reasons": []}
+    row |= changes
+    top = {"backend": "triton", "level": 1, **{key: row[key] for key in ("passed", "failed", "refused")}}
+    return json.dumps(GPU | top | {"rows": [row]})
+
+
+SOUND = [elementwise({}), product({}, MATMUL["rows"][2], MATMUL["rows"][3]), layer({}), entry({}), verified()]
+UNSOUND = {
+    "NaN": (elementwise({"ms": float("nan")}), "x.json: not JSON: NaN is no number of JSON; accepted: finite numbers"),
+    "Infinity": (elementwise({"ms": float("inf")}), "x.json: not JSON: Infinity is no number of JSON"),
+    "beyond float64": (elementwise({"ms": 7.5}).replace("7.5", "1e999"), "x.json: row 0: ms is Infinity; accepted"),
+    "thousands of digits": (elementwise({"ms": 7.5}).replace("7.5", "9" * 5000), "x.json: not JSON"),
+    "nested without end": ("[" * 100_000, "x.json: not JSON"),
+    "negative time": (elementwise({"ms": -1.0}), "x.json: row 0: ms is -1.0; accepted: a finite number above zero"),
+    "no time": (elementwise({"ms": 0}), "x.json: row 0: ms is 0; accepted: a finite number above zero"),
+    "time as text": (elementwise({"ms": "1.0"}), 'x.json: row 0: ms is "1.0"; accepted'),
+    "time as truth": (elementwise({"ms": True}), "x.json: row 0: ms is true; accepted"),
+    "floor of zero": (elementwise({"copy_ms": 0.0}), "x.json: row 0: copy_ms is 0.0; accepted"),
+    "no floor": (elementwise({"copy_ms": None}), "x.json: row 0 is none of its kind; it has: format, library, ms"),
+    "size of zero": (elementwise({"size": [0, 64]}), "x.json: row 0: size is [0, 64]; accepted: a list of whole numbers"),
+    "negative size": (elementwise({"size": [-8, 64]}), "x.json: row 0: size is [-8, 64]; accepted"),
+    "broken size": (elementwise({"size": [8.5, 64]}), "x.json: row 0: size is [8.5, 64]; accepted"),
+    "size as text": (elementwise({"size": "8x64"}), 'x.json: row 0: size is "8x64"; accepted'),
+    "no size": (elementwise({"size": []}), "x.json: row 0: size is []; accepted"),
+    "library no text": (elementwise({"library": 7}), "x.json: row 0: library is 7; accepted: text"),
+    "op no text": (elementwise({"op": ["qdq"]}), 'x.json: row 0: op is ["qdq"]; accepted: text'),
+    "unknown op": (elementwise({"op": "turn"}), "x.json: a record of element-wise kernels: op 'turn' names no moved_bytes"),
+    "no device": (elementwise({}, device=None), "x.json: device is null; accepted: text that is not empty"),
+    "rows no list": (elementwise({}, rows={"a": SPEED_ROW}), 'x.json: rows is {"a": {"size"'),
+    "row no object": (elementwise({}, rows=[3]), "x.json: rows is [3]; accepted: a list of objects"),
+    "share of nothing": (product({}), "x.json: row 0 is a share of cuBLAS, which has no row of this product"),
+    "m of zero": (product({"m": 0}, MATMUL["rows"][2]), "x.json: row 1: m is 0; accepted: a whole number above zero"),
+    "layers no shapes": (json.dumps(MATMUL | {"layers": {"a": [1]}}), 'x.json: layers is {"a": [1]}; accepted: an object'),
+    "tokens of a half": (layer({"tokens": 0.5}), "x.json: row 0: tokens is 0.5; accepted"),
+    "negative share": (layer({"of_a_copy": -0.5}), "x.json: row 0: of_a_copy is -0.5; accepted"),
+    "too much in all": (layer({"ms": 1e300, "tflops": 1e300}), "x.json: a record of layers of experts"),
+    "median": (entry({}, {"median": 0.0}), "x.json: row 0, stats: median is 0.0; accepted"),
+    "contender no text": (entry({"contender": {"a": 1}}), 'x.json: row 0, extra_info: contender is {"a": 1}; accepted'),
+    "no format": (entry({"format": None}), "x.json: row 0, extra_info: format is null; accepted: text"),
+    "a list in a table": (entry({"more": [1]}), "x.json: qdq of torchao: more is [1]; accepted: a finite number, text"),
+    "extra_info no object": (
+        json.dumps(BENCH | {"benchmarks": [{"extra_info": 3, "stats": {}}]}),
+        "x.json: row 0: extra_info is 3; accepted: an object",
+    ),
+    "no processor": (entry({}, device=None), "x.json, machine_info: device is null; accepted: text"),
+    "threads": (entry({}, threads=0), "x.json, machine_info: threads is 0; accepted: a whole number above zero"),
+    "version": (entry({}, torch=2.13), "x.json: torch is 2.13; accepted: text"),
+    "negative cases": (verified(failed=-1), "x.json: failed is -1; accepted: a whole number, zero or more"),
+    "reasons as text": (verified(reasons="none"), 'x.json: row 0: reasons is "none"; accepted: a list of texts'),
+    "cases of no device": (verified().replace('"device"', '"devise"'), "x.json: no device; a record of conformance names"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", SOUND)
+def test_what_the_unsound_records_are_made_from_is_sound(text):
+    assert read("x.json", text)
+
+
+@pytest.mark.parametrize("what", UNSOUND)
+def test_a_value_that_nothing_can_be_is_refused_by_name(what):
+    text, message = UNSOUND[what]
+    with pytest.raises(RecordError, match=f"^{re.escape(message)}"):
+        read("x.json", text)
+
+
+def places(value, path=()):
+    """The path to every value in a record."""
+    for key, within in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield *path, key
+        yield from places(within, (*path, key))
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
+def test_whatever_stands_in_the_place_of_a_value_is_refused_or_read(path):
+    """Never another error, and never a row that a page cannot show."""
+    data = json.loads(path.read_text(encoding="utf-8"))
+    listed = "benchmarks" if "benchmarks" in data else "rows"
+    rows = list({(*sorted(row), row.get("kernel")): row for row in data[listed]}.values())[:4]  # one of each form
+    totals = {
+        count: sum(row.get(count, 0) for row in rows) for count in ("passed", "failed", "known", "refused") if count in data
+    }
+    small = data | totals | {listed: rows, "failures": []}
+    for *within, key in list(places(small)):
+        for value in (None, [], {}, [None], "", "x", -1, 0, 2**60, 1e308, True):
+            changed = json.loads(json.dumps(small))
+            place = changed
+            for step in within:
+                place = place[step]
+            place[key] = value
+            try:
+                found = read(path.name, json.dumps(changed))
+            except RecordError:
+                continue
+            for row in found:
+                texts = row.op, row.format, row.dtype, row.library, row.recipe, row.detail, row.note
+                assert all(isinstance(text, str) for text in texts), (within, key, value)
+                assert all(isinstance(length, int) and length > 0 for length in row.size), (within, key, value)
+                assert json.dumps(row.values, allow_nan=False) and row.values.get("ms", 1) > 0, (within, key, value)
+
+
+def test_a_file_that_is_no_text_and_a_folder_without_records_are_refused(tmp_path):
+    with pytest.raises(RecordError, match="no records; accepted: a folder with at least one .json file"):
+        load(tmp_path)
+    (tmp_path / "x.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(RecordError, match="x.json: cannot be read as text of UTF-8"):
+        load(tmp_path)
+
+
+# ---- what conformance says of a speed ---------------------------------------------------------------------------------
+
+
+def case(format: str, op: str = "matmul", dtype: str = "bfloat16", **counts) -> dict:
+    counts = {"passed": 0, "failed": 0, "refused": 0, "reasons": ["why"] if "refused" in counts else []} | counts
+    return {"op": op, "format": format, "dtype": dtype} | counts
+
+
+def conformance(*rows: dict, backend: str = "triton", **top) -> dict:
+    totals = {name: sum(row.get(name, 0) for row in rows) for name in ("passed", "failed", "known", "refused")}
+    return GPU | {"backend": backend, "level": 2, "rows": list(rows)} | totals | top
+
+
+def judged(*records: dict, today=lambda *_: None) -> dict[tuple[str, str], tuple[str, str]]:
+    """Outcome and words by format and library."""
+    rows = [row for record in records for row in read("x.json", json.dumps(record))]
+    return {
+        (rows[i].format, rows[i].library): (standing.outcome, standing.words)
+        for i, standing in standings(rows, today).items()
+    }
+
+
+MXFP8, MXFP4 = ("mxfp8_e4m3", "mxref triton"), ("mxfp4", "mxref triton")
+
+
+def test_a_speed_is_red_where_any_case_of_its_op_with_its_format_failed():
+    found = judged(
+        MATMUL, conformance(case("mxfp4 mxfp4", passed=3), case("mxfp4 mxint8", passed=5, failed=1, dtype="float32"))
+    )
+    assert found[MXFP4] == ("failed", "1 failed: matmul of mxfp4 × mxint8")
+    assert found[MXFP8][0] == "no record"
+    found = judged(
+        MATMUL, conformance(case("mxfp4 mxint8", known=2, known_reasons=["as known"]), case("mxfp4 mxfp4", passed=3))
+    )
+    assert found[MXFP4] == ("failed", "2 failed: matmul of mxfp4 × mxint8")
+    assert judged(MATMUL, conformance(case("mxfp4 mxfp4", op="qdq", failed=1)))[MXFP4][0] == "no record"
+    assert judged(MATMUL, conformance(case("mxfp4 mxfp4", failed=1), device="NVIDIA Other"))[MXFP4][0] == "no record"
+    assert judged(MATMUL, conformance(case("mxfp4 mxfp4", failed=1), backend="other"))[MXFP4][0] == "no record"
+
+
+def test_a_speed_is_refused_where_no_case_of_its_own_passed_or_today():
+    cases = conformance(case("mxfp4 mxfp4", refused=2), case("mxfp8_e4m3 mxfp8_e4m3", passed=2, refused=1))
+    found = judged(MATMUL, cases)
+    assert found[MXFP4] == ("refused", "2 refused, none passed: why")
+    assert found[MXFP8] == found["mxfp8_e4m3", "mxref triton, portable"] == ("partly refused", "2 passed, 1 refused: why")
+    found = judged(MATMUL, cases, today=lambda op, backend, format: f"not {op} {format} {backend}")
+    assert found[MXFP8] == ("refused", "refused by the code that built this page: not matmul mxfp8_e4m3 triton")
+    passed = conformance(case("mxfp4 mxfp4", passed=2), case("mxfp4 mxfp4", dtype="float32", refused=7))
+    assert judged(MATMUL, passed)[MXFP4] == ("passed", "2 passed")  # its own dtype
+
+
+def test_other_libraries_and_the_reference_are_not_judged_without_cases():
+    assert {library for _, library in judged(MATMUL)} == {"mxref triton", "mxref triton, portable"}
+    assert judged(BENCH) == {("nvfp4", "mxref triton"): ("no record", "no conformance record on this device")}
+    assert judged(EXPERTS).keys() == {("mxfp4 mxfp6_e3m2", "mxref triton")}
+
+
+def test_the_code_is_asked_what_it_refuses():
+    """What a kernel takes in one case it takes, though it refuses others, such as recipes."""
+    assert refused_today("qdq", "inductor", "mxfp4") is refused_today("qdq", "nobody", "mxfp4") is None
+    refused = refused_today("matmul", "triton", "bfloat16 mxfp4")  # weight-only, which the reference alone computes
+    assert refused is not None and "float64" in refused
+
+
 # ---- history --------------------------------------------------------------------------------------------------------
 
 
@@ -251,6 +451,25 @@ def test_history_is_every_committed_version_and_what_is_not_committed(tmp_path):
     ]
     assert [version.rows[0].values["ms"] for version in found.versions] == [0.75, 0.25, 250.0]
     assert len(found.unread) == 1 and "old.json: no known kind" in found.unread[0] and not found.missing
+
+
+def test_a_version_is_judged_by_what_is_known_until_the_next_of_its_record(tmp_path):
+    folder, out = tmp_path / "results", tmp_path / "out"
+    folder.mkdir()
+    git(tmp_path, "init", "-q")
+    fine, red = (conformance(case("mxfp4 mxfp4", **{outcome: 1})) for outcome in ("passed", "failed"))
+    slower = json.loads(json.dumps(MATMUL))
+    slower["rows"][-1]["ms"] = 0.75
+    commit(folder, {"matmul.json": json.dumps(slower)}, "2026-12-01T00:00:00+00:00")
+    commit(folder, {"cases.json": json.dumps(red)}, "2026-12-02T00:00:00+00:00")
+    commit(folder, {"cases.json": json.dumps(fine), "matmul.json": json.dumps(MATMUL)}, "2026-12-03T00:00:00+00:00")
+    assert main(["--out", str(out), "--results", str(folder)]) == 0
+    versions = [v for v in held(out / "index.html")["versions"] if v["record"] == "matmul.json"]
+    assert [v["rows"][-1]["standing"]["outcome"] for v in versions] == ["failed", "passed"]
+    (folder / "cases.json").write_text(json.dumps(red))  # not committed: the newest is red again
+    assert main(["--out", str(out), "--results", str(folder)]) == 0
+    versions = [v for v in held(out / "index.html")["versions"] if v["record"] == "matmul.json"]
+    assert [v["rows"][-1]["standing"]["outcome"] for v in versions] == ["failed", "failed"]
 
 
 def test_without_git_there_is_no_history_and_a_reason(tmp_path):
@@ -332,6 +551,11 @@ def test_the_program_says_what_is_wrong(tmp_path, capsys):
     (folder / "odd.json").write_text('{"speed": 3}')
     assert main(["--out", str(out), "--results", str(folder)]) == 1
     assert "odd.json" in capsys.readouterr().err and not out.exists()
+    (folder / "odd.json").unlink()
+    assert main(["--out", str(out), "--results", str(folder)]) == 1
+    assert f"{folder}: no records" in capsys.readouterr().err and not out.exists()
+    (tmp_path / "file").write_text("")
+    assert main(["--out", str(tmp_path / "file")]) == 1 and "--out" in capsys.readouterr().err
     with pytest.raises(SystemExit) as stopped:
         main(["--out", str(out), "--results", str(tmp_path / "nowhere")])
     assert stopped.value.code == 2
@@ -339,6 +563,35 @@ def test_the_program_says_what_is_wrong(tmp_path, capsys):
         [sys.executable, "-m", "benchmarks.dashboard", "--help"], cwd=ROOT, capture_output=True, text=True
     )
     assert shown.returncode == 0 and "--out DIR" in shown.stdout
+
+
+def test_the_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    (tmp_path / "index.html").write_text("as it was")
+    monkeypatch.setattr("benchmarks.dashboard.__main__.os.replace", lambda *_: (_ for _ in ()).throw(OSError("no space")))
+    assert main(["--out", str(tmp_path)]) == 1
+    assert (tmp_path / "index.html").read_text() == "as it was" and len(list(tmp_path.iterdir())) == 1
+
+
+# what would end the script element, open a comment in it, stand for a part of the page, or is no text of UTF-8
+HOSTILE = '<!--<script></script>--> <!--book--> <!--data--> </title>& \u2028\u2029 "\\ \ud800 \\1 \\g<0>'
+
+
+def hostile(folder: Path) -> Path:
+    """Records whose every text that may be free is hostile."""
+    free = {"model": HOSTILE, "by": HOSTILE}
+    (folder / "moe.json").write_text(json.dumps(EXPERTS | {"rows": [row | free for row in EXPERTS["rows"]]}))
+    (folder / "bench.json").write_text(entry({"op": HOSTILE, "contender": HOSTILE, HOSTILE: HOSTILE}, device=HOSTILE))
+    return folder
+
+
+def test_no_text_of_a_record_or_of_an_option_is_markup(tmp_path):
+    out, folder = tmp_path / "out", tmp_path / "results"
+    folder.mkdir()
+    assert main(["--out", str(out), "--results", str(hostile(folder)), "--book", '"><img src=x onerror=alert(1)>']) == 0
+    text = (out / "index.html").read_text(encoding="utf-8")
+    assert text.count("<script") == text.count("</script") == 2 and "<!--" not in text and "<img" not in text
+    assert held(out / "index.html")["rows"][0]["op"] == HOSTILE
+    assert 'href="&quot;&gt;&lt;img src=x onerror=alert(1)&gt;"' in text
 
 
 # ---- the page in a browser ------------------------------------------------------------------------------------------
@@ -417,6 +670,14 @@ def size_of(row) -> str:
     return f"[{', '.join(map(str, row.size))}]" if row.size else ""
 
 
+def test_hostile_texts_are_shown_as_they_are(visit, tmp_path):
+    assert main(["--out", str(tmp_path / "out"), "--results", str(hostile(tmp_path))]) == 0
+    page = visit(tmp_path / "out" / "index.html")
+    shown = HOSTILE.replace("\ud800", "\ufffd")  # a browser's text has no lone surrogates
+    assert shown in [row["library"].replace("\ud800", "\ufffd") for row in table(page)]
+    assert page.locator("img, #rows script").count() == 0
+
+
 def test_filters_choose_rows_and_charts_and_stand_in_the_address(visit, built):
     page = visit(built)
     speeds = [row for row in load() if row.kind == "speed"]
@@ -448,7 +709,9 @@ def test_a_bar_says_throughput_and_share_of_the_ceiling(visit, built):
     ]
     rate = 8192 * 8192 * (2 + 4.5 / 8) / entry["ms"] / 1e9
     (chart,) = charts(page, "throughput")
-    assert chart["description"] == f"nvfp4 · mxref triton · nvidia: {rate:.3g} TB/s, {entry['of_a_copy']:.2f}"
+    assert chart["description"] == (
+        f"throughput, share of the ceiling; nvfp4 · mxref triton · nvidia °: {rate:.3g} TB/s, {entry['of_a_copy']:.2f}"
+    )
     bar, mark = page.evaluate(
         "[document.querySelector('.bar rect').width.baseVal.value,"
         " document.querySelector('.bar line').x1.baseVal.value - document.querySelector('.bar rect').x.baseVal.value]"
@@ -463,13 +726,90 @@ def test_a_bar_says_throughput_and_share_of_the_ceiling(visit, built):
 def test_products_show_operations_against_cublas(visit, sample):
     page = visit(sample[0], "op=matmul&format=mxfp8_e4m3&machine=NVIDIA Test")
     (chart,) = charts(page, "throughput")
-    assert "mxfp8_e4m3 · mxref triton: 2.1 GFLOP/s, 0.50" in chart["description"]
+    assert re.search(r"mxfp8_e4m3 · mxref triton – [a-z ]+: 2.1 GFLOP/s, 0.50", chart["description"])
     assert "rows 0: codes differ" in chart["description"]
     page = visit(sample[0], "op=moe_experts&library=mxref triton&size=[1]&machine=NVIDIA Test")
-    assert "mxref triton: 4 GB/s, 0.50" in charts(page, "throughput")[0]["description"]  # a megabyte in a quarter of a ms
+    assert (
+        "mxref triton – no record: 4 GB/s, 0.50" in charts(page, "throughput")[0]["description"]
+    )  # a megabyte in a quarter of a ms
     page.get_by_role("combobox", name=re.compile("^Measure")).select_option("operations")
-    assert "mxref triton: 2 TFLOP/s, 0.50" in charts(page, "throughput")[0]["description"]
+    assert "mxref triton – no record: 2 TFLOP/s, 0.50" in charts(page, "throughput")[0]["description"]
     assert charts(visit(sample[0], "op=moe_experts&machine=NVIDIA Test"), "sweep")[0]["series"] == [2, 2]
+
+
+@pytest.fixture(scope="module")
+def red(tmp_path_factory) -> Path:
+    """A page on which one product failed, one is refused and one is not verified."""
+    folder, out = tmp_path_factory.mktemp("red"), tmp_path_factory.mktemp("red_page")
+    cases = conformance(
+        case("mxfp4 mxint8", failed=1), case("mxfp4 mxfp4", passed=3), case("mxfp8_e4m3 mxfp8_e4m3", refused=2)
+    )
+    for name, data in (("matmul", MATMUL), ("moe", EXPERTS), ("conformance", cases)):
+        (folder / f"{name}.json").write_text(json.dumps(data))
+    assert main(["--out", str(out), "--results", str(folder)]) == 0
+    return out / "index.html"
+
+
+def test_a_red_gate_shows_no_number(visit, red):
+    page = visit(red, "op=matmul&format=mxfp4&all=throughput&all=sweep&all=ratios&all=variants")
+    (chart,) = charts(page, "throughput")
+    assert chart["description"] == "throughput; mxfp4 · mxref triton ✗: failed conformance"
+    assert (
+        "✗ failed conformance, so there is no number: mxfp4: 1 failed: matmul of mxfp4 × mxint8"
+        in page.locator("#throughput figure").text_content()
+    )
+    assert page.locator("#throughput rect").count() == page.locator("#whose rect").count()
+    assert charts(page, "ratios") == charts(page, "variants") == charts(page, "sweep") == []
+    (row,) = [row for row in table(page) if row["library"] == "mxref triton"]
+    assert row["ms"] == "failed conformance" and row["TFLOP/s"] == "" and "of the ceiling" not in row
+    assert row["conformance"] == "1 failed: matmul of mxfp4 × mxint8"
+    assert [r["ms"] for r in downloaded(page) if r["library"] == "mxref triton"] == ["failed conformance"]
+    page = visit(red, "show=conformance")
+    assert "no speed is shown: 1 failed: matmul of mxfp4 × mxint8" in page.locator("#matrix").text_content()
+
+
+def test_a_refused_or_unverified_kernel_has_a_dashed_bar_and_a_note(visit, red):
+    page = visit(red, "op=matmul&format=mxfp8_e4m3")
+    figure = page.locator("#throughput figure").first
+    assert figure.locator("rect.hollow").count() == 1  # its portable variant has no number
+    assert "– refused: answered by the reference: mxfp8_e4m3: 2 refused, none passed: why" in figure.text_content()
+    label = "[...document.querySelectorAll('#throughput tspan')].map((e) => [e.textContent, getComputedStyle(e).fill])"
+    marks = page.evaluate(label)
+    assert [text for text, _ in marks] == [" – refused", " – refused"]
+    plain = page.evaluate("getComputedStyle(document.querySelector('#throughput svg text')).fill")
+    assert all(colour != plain for _, colour in marks)
+    page = visit(red, "op=moe_experts&size=[16]")
+    assert page.locator("#throughput rect.hollow").count() == 1
+    assert (
+        "– no record: mxfp4 mxfp6_e3m2: no conformance record on this device" in page.locator("#throughput").text_content()
+    )
+
+
+def test_words_are_said_where_they_are_met(visit, built, red):
+    words = "[...document.querySelectorAll('#words dt')].map((e) => e.textContent)"
+    assert {"folded", "portable", "decode first"} <= set(visit(built).evaluate(words))
+    page = visit(red, "op=matmul")
+    assert "portable" in page.evaluate(words) and "folded" not in page.evaluate(words)
+    assert page.evaluate("[...document.querySelectorAll('#words dt')].every((e) => e.nextSibling.textContent.length > 20)")
+    titles = page.evaluate("[...document.querySelectorAll('g.bar title')].map((e) => e.textContent)")
+    assert any("portable: nothing that only" in title for title in titles)
+
+
+def test_own_variants_are_told_from_other_libraries(visit, built):
+    page = visit(built, "all=ratios&all=variants")
+    for section, ours in (("ratios", False), ("variants", True)):
+        shown = charts(page, section)
+        assert shown
+        for chart in shown:
+            bars = [text for text in chart["description"].split("; ") if text.endswith("×")]
+            assert bars and all(("mxref" in text) == ours for text in bars), (section, bars)
+    page.locator("#facet-library summary").click()
+    listed = page.evaluate(
+        "[...document.querySelectorAll('#facet-library b, #facet-library input')].map((e) => e.value || e.textContent)"
+    )
+    middle = listed.index("other libraries")
+    assert listed[0] == "mxref's own" and all(name.startswith("mxref") for name in listed[1:middle])
+    assert listed[middle + 1 :] and not any(name.startswith("mxref") for name in listed[middle + 1 :])
 
 
 def test_other_libraries_are_compared_within_a_run(visit, built):
@@ -484,6 +824,7 @@ def test_other_libraries_are_compared_within_a_run(visit, built):
     assert f"mxfp8_e4m3 · torchao: {ms['mxref'] / ms['torchao']:#.3g} ×" in chart["description"]
     page.get_by_label("Compare with").select_option("torchao")
     (chart,) = charts(page, "ratios")
+    assert charts(page, "variants") == []
     assert f"mxfp8_e4m3 · mxref triton · ocp: {ms['torchao'] / ms['mxref']:#.3g} ×" in chart["description"]
 
 
@@ -498,23 +839,27 @@ def test_the_csv_is_the_rows_that_are_shown_with_every_digit(visit, built):
     assert libraries == sorted(libraries, reverse=True) and len(set(libraries)) > 3
     page.get_by_role("button", name="ms", exact=True).click()
     shown, exact = table(page), downloaded(page)
-    times = [float(row["ms"]) for row in exact if row["ms"]]
-    assert times == sorted(times) and [bool(row["ms"]) for row in exact] == [True] * len(times) + [False] * (
-        len(exact) - len(times)
-    )
+    timed = [row["ms"] not in ("", "failed conformance") for row in exact]
+    times = [float(row["ms"]) for row, is_timed in zip(exact, timed) if is_timed]
+    assert times == sorted(times) and timed == [True] * len(times) + [False] * (len(exact) - len(times))
     assert len(shown) == len(exact) and list(shown[0]) == list(exact[0])
+    rows = load()
+    red = {i for i, standing in standings(rows).items() if standing.outcome == FAILED}
     records = {
-        key(r.op, r.format, r.dtype, r.library, r.recipe, size_of(r), r.detail, r.run.record): r
-        for r in load()
+        key(r.op, r.format, r.dtype, r.library, r.recipe, size_of(r), r.detail, r.run.record): (r, i in red)
+        for i, r in enumerate(rows)
         if r.kind == "speed"
     }
     for row, cells in zip(exact, shown, strict=True):
-        record = records.pop(key(**row))
-        assert row["ms"] == "" if "ms" not in record.values else float(row["ms"]) == record.values["ms"]
+        record, is_red = records.pop(key(**row))
+        if is_red or "ms" not in record.values:
+            assert row["ms"] == ("failed conformance" if is_red else "")
+        else:
+            assert float(row["ms"]) == record.values["ms"]
         assert row["ceiling_ms"] == "" or float(row["ceiling_ms"]) == record.values["ceiling_ms"]
         assert (row["commit"], row["date"], row["machine"]) == (record.run.commit, record.run.date, record.run.machine)
         for name, text in cells.items():
-            number = name in ("ms", "GB/s", "TFLOP/s", "ceiling_ms", "of the ceiling") and text
+            number = name in ("ms", "GB/s", "TFLOP/s", "ceiling_ms", "of the ceiling") and text[:1].isdigit()
             assert float(text) == pytest.approx(float(row[name]), rel=5e-4) if number else text == row[name], name
     assert not records
     page.evaluate("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
@@ -584,8 +929,9 @@ def test_conformance_stands_beside_the_speed(visit, built):
     row = page.locator("#matrix tr", has=page.get_by_role("cell", name="quantize", exact=True))
     row = row.filter(has=page.get_by_role("cell", name="mxfp4", exact=True)).first
     assert f"bfloat16 [8192, 8192]: {share:.2f} of torch copy" in row.text_content()
-    counts = table(visit(built, "op=quantize&format=mxfp4&library=mxref triton"))[0]["conformance"]
-    assert counts and all(count in row.text_content() for count in counts.split(", "))
+    words = table(visit(built, "op=quantize&format=mxfp4&library=mxref triton"))[0]["conformance"]
+    counts = re.findall(r"\d+ (?:passed|refused)", words)
+    assert counts and all(count in row.text_content() for count in counts)
 
 
 def test_everything_else_has_a_table_for_each_record(visit, built):
@@ -662,7 +1008,7 @@ def test_light_and_dark(visit, built, scheme, other):
     page = visit(built, color_scheme=scheme)
     paper = "getComputedStyle(document.body).backgroundColor"
     first = page.evaluate(paper)
-    for selector in ("body", "section > p", "#status", "figcaption small"):
+    for selector in ("body", "section > p", "#status", "figcaption small", "#words dd", ".below.refused"):
         assert contrast(page, selector) >= 4.5, selector  # WCAG AA
     page.get_by_label("Theme").select_option(other)
     assert page.evaluate(paper) != first and contrast(page, "section > p") >= 4.5
@@ -684,3 +1030,17 @@ def test_a_phone_scrolls_down_only(visit, sample, show):
         "[...document.querySelectorAll('figure > svg')].filter((e) => e.viewBox.baseVal.width > e.clientWidth + 1).length"
     )
     assert wide == 0  # drawn at the width that it has: its text is not shrunk
+
+
+@pytest.mark.parametrize("width", [375, 1280])
+def test_no_text_of_a_bar_lies_on_another_or_outside(visit, built, width):
+    page = visit(built, "all=throughput&all=ratios&all=variants", width=width)
+    crossing = page.evaluate(
+        """[...document.querySelectorAll("g.bar")].filter((bar) => {
+             const [label, number] = [...bar.querySelectorAll("text")].map((text) => text.getBoundingClientRect());
+             const figure = bar.closest("svg").getBoundingClientRect();
+             const beside = label.right <= number.left || label.top + 3 >= number.bottom || number.top + 3 >= label.bottom;
+             return !beside || label.right > figure.right + 1 || label.left < figure.left - 1;
+           }).map((bar) => bar.textContent)"""
+    )
+    assert page.locator("g.bar").count() > 300 and crossing == []

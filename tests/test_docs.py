@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("transformers")  # the tutorials need the extra [models]
 
-from docs._generate import formats, links, markdown, pages, questions, storage
+from docs._generate import formats, links, markdown, measured, pages, products, questions, storage
 from mxref.formats import BLOCK_FORMATS, ELEMENT_FORMATS
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -138,3 +138,20 @@ def test_broken_links_are_seen(tmp_path):
 def test_the_records_shown_are_committed():
     shown = set(re.findall(r'measured\.\w+\("([\w-]+)"\)', "".join(path.read_text(encoding="utf-8") for path in WRITTEN)))
     assert shown and all((DOCS.parent / "benchmarks" / "results" / f"{name}.json").exists() for name in shown)
+
+
+def test_every_width_of_a_unit_names_the_place_that_it_is_from():
+    for unit in products.UNITS:
+        if unit.kept is not None:
+            assert re.search(r"\]\(https://\S+/blob/[0-9a-f]{40}/\S+\): .*`\w+`", unit.source), unit
+
+
+def test_the_embedded_models_page_holds_no_figure_but_counts_that_are_its_record():
+    text = (DOCS.parent / "mxref/models/embedded/README.md").read_text(encoding="utf-8")
+    record = measured.record("eval-embedded-cpu")
+    total, experts = record["parameters"], record["quantized_weights"]
+    met = total - experts * 6 // 8  # two experts of eight
+    assert (
+        f"| parameters | {total:,} in bfloat16, of which {experts:,} in experts; {met:,} take part in each token |" in text
+    )
+    assert re.findall(r"(?<![\w.])[+-]?\d+\.\d{2,}", text) == []  # measured, or copied from a log

@@ -11,13 +11,18 @@ function oneMachine(rows) {
 
 const named = (row) => [row.format === "-" ? "" : row.format, row.library, row.recipe].filter(Boolean).join(" · ");
 const LIBRARIES = [...new Set(ROWS.filter((row) => row.kind === "speed").map((row) => row.library))];
-const [OURS, THEIRS] = [
-  LIBRARIES.filter((name) => name.startsWith("mxref")),
-  LIBRARIES.filter((name) => !name.startsWith("mxref")),
-];
+const [OURS, THEIRS] = [LIBRARIES.filter(isOurs), LIBRARIES.filter((name) => !isOurs(name))];
 const colourOf = ({ library }) =>
   OURS.includes(library) ? `c${[0, 2, 5][OURS.indexOf(library) % 3]}` : `c${[1, 3, 4, 6, 7][THEIRS.indexOf(library) % 5]}`;
-const textWidth = (text, size = 12) => text.length * size * 0.56;
+const pen = document.createElement("canvas").getContext("2d");
+const fontFamily = getComputedStyle(document.body).fontFamily;
+
+/** How wide a text is in the page's own font, in pixels; `weight` as CSS has it. */
+function textWidth(text, size = 12, weight = 400) {
+  pen.font = `${weight} ${size}px ${fontFamily}`;
+  return pen.measureText(text).width;
+}
+
 let figures = 0;
 
 /** The frame that all charts have: caption, where the numbers come from, and an empty picture with its description. */
@@ -38,43 +43,59 @@ function widthOf(parent) {
   return Math.max(240, Math.round((columns[0] || parent.clientWidth || 400) - 28));
 }
 
-/** Bars from zero, or from one on a logarithmic scale; each with a mark for its ceiling where it has one. */
-function barChart(parent, title, bars, { logarithmic = false, below = "" } = {}) {
+/**
+ * Bars from zero, or from one on a logarithmic scale; each with a mark for its ceiling where it has one, and marked where
+ * conformance has more to say than that all passed. `head`: what the numbers at the right are; `rest`: rows without a bar.
+ */
+function barChart(parent, title, bars, { logarithmic = false, below = "", head = "", rest = [] } = {}) {
   const rows = bars.map((bar) => bar.row);
   const width = widthOf(parent);
-  const [labels, texts] = [bars.map((bar) => named(bar.row)), bars.map((bar) => bar.text)];
+  const [labels, texts] = [bars.map((bar) => named(bar.row) + markOf(bar.row)), bars.map((bar) => bar.text)];
   const longest = Math.max(...labels.map((label) => textWidth(label)));
-  const [above, right] = [longest > 0.42 * width, Math.max(...texts.map((text) => textWidth(text))) + 8];
-  const [left, step, top] = [above ? 2 : longest + 8, above ? 38 : 22, 4];
-  const height = top + step * bars.length + 4;
+  const [over, right] = [longest > 0.42 * width, Math.max(...texts.map((text) => textWidth(text))) + 8];
+  const [left, step, top] = [over ? 2 : longest + 8, over ? 38 : 22, head ? 20 : 4];
+  const beside = (i) => bars[i].value === null && textWidth(labels[i]) + textWidth(texts[i], 12, 600) + 10 < width; // on one line
+  const steps = bars.map((_, i) => (beside(i) ? 22 : step));
+  const height = top + steps.reduce((sum, each) => sum + each, 4);
   const span = width - left - right;
   const values = bars.flatMap((bar) => [bar.value, bar.ceiling]).filter((value) => value);
   const [low, high] = logarithmic ? [Math.min(1, ...values), Math.max(1, ...values)] : [0, Math.max(...values, 1e-30)];
   const at = (value) =>
     left + span * (!logarithmic ? value / high : high === low ? 0.5 : Math.log(value / low) / Math.log(high / low));
   const description = bars.map((bar, i) => `${labels[i]}: ${bar.text}`).join("; ");
-  const { figure, svg } = frame(parent, title, rows, [description, below].filter(Boolean).join("; "), width, height);
+  const { figure, svg } = frame(parent, title, rows, [head, description, below].filter(Boolean).join("; "), width, height);
   if (below) add(figure, "p", { class: "below" }, below);
-  if (logarithmic) add(svg, "line", { class: "ceiling", x1: at(1), x2: at(1), y1: 0, y2: height });
+  addNotes(figure, [...rows, ...rest]);
+  if (head) add(svg, "text", { x: width, y: 12, "text-anchor": "end", class: "quiet" }, head);
+  if (logarithmic) add(svg, "line", { class: "ceiling", x1: at(1), x2: at(1), y1: top - 4, y2: height });
   bars.forEach((bar, i) => {
-    const y = top + i * step + (above ? 18 : 0);
+    const above = over && !beside(i);
+    const y = top + steps.slice(0, i).reduce((sum, each) => sum + each, 0) + (above ? 18 : 0);
     const group = add(svg, "g", { class: "bar", "data-machine": bar.row.machine });
-    add(group, "title", {}, `${labels[i]}: ${bar.text}${bar.row.note ? ` (${bar.row.note})` : ""}`);
-    const place = above ? { x: left, y: y - 5 } : { x: left - 8, y: y + 13, "text-anchor": "end" };
-    add(group, "text", place, labels[i]);
-    if (bar.value === null) return void add(group, "text", { x: left, y: y + 12, class: "quiet" }, bar.text);
+    const meant = variantOf(bar.row) ? `${variantOf(bar.row)}: ${VARIANTS[variantOf(bar.row)]}` : "";
+    const more = [bar.row.note, bar.row.standing && `conformance: ${bar.row.standing.words}`, meant].filter(Boolean);
+    add(group, "title", {}, [`${labels[i]}: ${bar.text}`, ...more].join("\n"));
+    const place = above ? { x: left, y: y - 5 } : { x: over ? left : left - 8, y: y + 13, "text-anchor": over ? "start" : "end" };
+    const squeezed = over && textWidth(labels[i]) > width - left; // a long name on a narrow screen
+    const fitted = squeezed ? { textLength: width - left, lengthAdjust: "spacingAndGlyphs" } : {};
+    const label = add(group, "text", { ...place, ...fitted }, named(bar.row));
+    if (markOf(bar.row)) add(label, "tspan", { class: classOf(bar.row) }, markOf(bar.row));
+    const nothing = failed(bar.row) ? "failed" : "quiet";
+    const end = { x: width, y: y + 13, "text-anchor": "end" };
+    if (bar.value === null) return void add(group, "text", { ...end, class: nothing }, bar.text);
     const [from, to] = logarithmic ? [at(1), at(bar.value)].sort((a, b) => a - b) : [left, at(bar.value)];
-    add(group, "rect", { class: colourOf(bar.row), x: from, y: y + 2, width: Math.max(1.5, to - from), height: 13, rx: 2 });
+    const colour = isHollow(bar.row) ? `${colourOf(bar.row)} hollow` : colourOf(bar.row);
+    add(group, "rect", { class: colour, x: from, y: y + 2, width: Math.max(1.5, to - from), height: 13, rx: 2 });
     if (bar.ceiling)
       add(group, "line", { class: "ceiling", x1: at(bar.ceiling), x2: at(bar.ceiling), y1: y - 1, y2: y + 18 });
-    add(group, "text", { x: width, y: y + 13, "text-anchor": "end", class: "quiet" }, bar.text);
+    add(group, "text", { ...end, class: "quiet" }, bar.text);
   });
 }
 
 const MARKS = ["M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0", "M-4,-4h8v8h-8z", "M0,-5L5,4H-5z", "M0,-5L5,0L0,5L-5,0z"];
 
 /** Lines through points at named places; `series`: label, and points with place, value, ceiling and row. */
-function lineChart(parent, title, places, series, unit) {
+function lineChart(parent, title, places, series, unit, rest = []) {
   const points = series.flatMap((line) => line.points);
   const width = widthOf(parent);
   const values = points.flatMap((point) => [point.value, point.ceiling]).filter((value) => value !== null);
@@ -147,6 +168,7 @@ function lineChart(parent, title, places, series, unit) {
     item.append(line.label);
   });
   if ([...ceilings].some(Boolean)) add(legend, "li", {}, "- - - ceiling");
+  addNotes(figure, [...points.map((point) => point.row), ...rest]);
 }
 
 function ticksOf(low, high, logarithmic) {

@@ -73,8 +73,12 @@ function makeFilters() {
     add(details, "summary");
     const field = add(details, "fieldset");
     add(field, "legend", {}, title);
-    const sorted = [...counts].sort(([a], [b]) => (facet === "size" ? 0 : (a > b) - (a < b)));
+    const first = (value) => facet === "library" && isOurs(value);
+    const sorted = [...counts].sort(([a], [b]) => (facet === "size" ? 0 : first(b) - first(a) || (a > b) - (a < b)));
+    const others = facet === "library" && sorted.find(([value]) => !isOurs(value));
     for (const [value, count] of sorted) {
+      if (others && value === sorted[0][0] && first(value)) add(field, "b", {}, "mxref's own");
+      if (others && value === others[0]) add(field, "b", {}, "other libraries");
       const label = add(field, "label");
       const onchange = (event) => choose(facet, value, event.target.checked);
       add(label, "input", { type: "checkbox", value, name: facet, onchange }).checked = state[facet].has(value);
@@ -94,7 +98,14 @@ function makeFilters() {
   $("measure").value = state.measure;
   const libraries = [...new Set(ROWS.filter((row) => row.kind === "speed").map((row) => row.library))];
   $("baseline").replaceChildren();
-  for (const name of [FASTEST, ...libraries]) add($("baseline"), "option", { value: name }, name);
+  add($("baseline"), "option", { value: FASTEST }, FASTEST);
+  for (const [label, names] of [
+    ["mxref's own", libraries.filter(isOurs)],
+    ["other libraries", libraries.filter((name) => !isOurs(name))],
+  ]) {
+    const group = add($("baseline"), "optgroup", { label });
+    for (const name of names) add(group, "option", { value: name }, name);
+  }
   $("baseline").value = libraries.includes(state.baseline) ? state.baseline : FASTEST;
   for (const id of ["measure", "baseline"]) $(id).disabled = state.show !== "speed";
 }

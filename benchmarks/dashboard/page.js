@@ -24,6 +24,7 @@ function render() {
   }
   figures = 0;
   if (state.show === "speed") {
+    drawWords(rows);
     drawThroughput(rows);
     drawRatios(rows);
     drawSweep(rows);

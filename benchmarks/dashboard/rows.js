@@ -30,7 +30,7 @@ function under(row, facet) {
 }
 
 // A row's numbers, of which a measure is one.
-const ofCeiling = (row) => (row.values.ceiling_ms ? row.values.ceiling_ms / row.values.ms : null);
+const ofCeiling = (row) => (row.values.ceiling_ms && timeOf(row) ? row.values.ceiling_ms / row.values.ms : null);
 const shareOf = (row) => (ofCeiling(row) < 0.1 ? String(Number(ofCeiling(row).toPrecision(2))) : ofCeiling(row).toFixed(2));
 
 /** What a row did in its time, and the unit of its rate: bytes, or operations if it has no bytes or they are asked for. */
@@ -40,9 +40,13 @@ function workOf(row, measure) {
   return bytes ? [bytes, "B/s"] : [null, "s"];
 }
 
+/** Whether conformance of what a row measures has failed: a red gate shows no number. */
+const failed = (row) => row.standing?.outcome === "failed";
+const timeOf = (row) => (failed(row) ? undefined : row.values.ms);
+
 /** The number that a chart shows of a row, in units of one; null where there is none. */
 function measured(row, measure, ms = row.values.ms) {
-  if (!ms) return null;
+  if (!ms || failed(row)) return null;
   if (measure === "share") return row.values.ceiling_ms ? row.values.ceiling_ms / ms : null;
   const [work] = workOf(row, measure);
   return measure === "time" || !work ? ms / 1e3 : (work / ms) * 1e3;

@@ -31,7 +31,8 @@ const most = (a, b) => b.length - a.length;
 function drawThroughput(rows) {
   const panels = grouped(rows, (r) => [r.machine, r.record, r.op, r.dtype, r.size, r.detail, unitFor(state.measure, r)]);
   const withCeilings = (panel) => panel.some((row) => row.values.ceiling);
-  panels.sort((a, b) => withCeilings(b) - withCeilings(a) || most(a, b));
+  const numbers = (panel) => panel.filter((row) => row.values.ceiling && measured(row, state.measure) !== null).length;
+  panels.sort((a, b) => withCeilings(b) - withCeilings(a) || numbers(b) - numbers(a) || most(a, b));
   const charts = panels.map((panel) => {
     const ceilings = new Set(panel.map((row) => row.values.ceiling));
     const bars = panel
@@ -41,11 +42,14 @@ function drawThroughput(rows) {
         const unit = unitFor(state.measure, row);
         const share = state.measure !== "share" && ofCeiling(row) ? `, ${shareOf(row)}` : "";
         const ceiling = row.values.ceiling_ms ? measured(row, state.measure, row.values.ceiling_ms) : null;
-        return { row, value, ceiling, text: value === null ? row.note || "no number" : written(value, unit) + share };
+        return { row, value, ceiling, text: value === null ? withoutNumber(row) : written(value, unit) + share };
       });
     const way = unitFor(state.measure, panel[0]) === "s" ? 1 : -1;
     bars.sort((a, b) => (a.value === null) - (b.value === null) || way * (a.value - b.value));
-    const draw = (parent) => barChart(parent, titleOf(panel[0], panel[0].size), bars);
+    const share = state.measure !== "share" && bars.some((bar) => bar.value !== null && bar.ceiling);
+    const head = { throughput: "throughput", operations: "operations", share: "share of the ceiling", time: "time" }[state.measure];
+    const draw = (parent) =>
+      barChart(parent, titleOf(panel[0], panel[0].size), bars, { head: share ? `${head}, share of the ceiling` : head });
     return { rows: bars.map((bar) => bar.row), draw };
   });
   drawAll(
@@ -55,14 +59,18 @@ function drawThroughput(rows) {
   );
 }
 
+const withoutNumber = (row) => (failed(row) ? "failed conformance" : row.note || "no number");
+
+/** Ratios of times within a run: beside other libraries, and, in a section of its own, among what is all mxref's. */
 function drawRatios(rows) {
   const ceilings = new Map(
     grouped(rows, (row) => row.record).map((g) => [g[0].record, new Set(g.map((row) => row.values.ceiling))]),
   );
-  const timed = rows.filter((row) => row.values.ms && !ceilings.get(row.record).has(row.library));
+  const compared = rows.filter((row) => !ceilings.get(row.record).has(row.library));
+  const timed = compared.filter(timeOf);
   const panels = grouped(timed, (r) => [r.machine, r.record, r.op, r.dtype, r.size, r.detail]).map((panel) =>
     grouped(panel, (row) => row.format).flatMap((group) => {
-      const fits = (row) => (state.baseline === FASTEST ? row.library.startsWith("mxref") : row.library === state.baseline);
+      const fits = (row) => (state.baseline === FASTEST ? isOurs(row.library) : row.library === state.baseline);
       const base = group.filter(fits).sort((a, b) => a.values.ms - b.values.ms)[0];
       if (!base || new Set(group.map((row) => row.library)).size < 2) return [];
       return group
@@ -73,6 +81,20 @@ function drawRatios(rows) {
         });
     }),
   );
+  const among = (bar) => isOurs(bar.row.library) && isOurs(bar.base.library);
+  drawRatiosOf(
+    "ratios",
+    panels.map((bars) => bars.filter((bar) => !among(bar))),
+    "No other library of a run does what mxref does in the same format here.",
+  );
+  drawRatiosOf(
+    "variants",
+    panels.map((bars) => bars.filter(among)),
+    "No two of mxref's own of a run do the same op in the same format here.",
+  );
+}
+
+function drawRatiosOf(id, panels, none) {
   const charts = panels
     .filter((bars) => bars.length)
     .sort(most)
@@ -80,39 +102,42 @@ function drawRatios(rows) {
       rows: bars.map((bar) => bar.row),
       draw: (parent) => {
         bars.sort((a, b) => b.value - a.value);
-        const libraries = new Set(bars.map((bar) => named({ ...bar.base, format: "-" })));
-        const bases = libraries.size === 1 ? [...libraries] : [...new Set(bars.map((bar) => named(bar.base)))];
+        const libraries = [...new Set(bars.map((bar) => bar.base.library))];
+        const bases = libraries.length === 1 ? libraries : [...new Set(bars.map((bar) => named(bar.base)))];
         barChart(parent, titleOf(bars[0].row, bars[0].row.size), bars, {
           logarithmic: true,
-          below: `1 × is ${bases.join("; ")}`,
+          head: "times as fast",
+          below: `1 × is ${bases.join("; ")}${bars.some((bar) => bar.row.format !== "-") ? ", in the same format" : ""}`,
         });
       },
     }));
-  drawAll("ratios", charts, "No two libraries of a run do the same op in the same format here.");
+  drawAll(id, charts, none);
 }
 
 const seriesOf = (rows) => grouped(rows, (row) => [row.format, row.library, row.recipe]);
 
 function drawSweep(rows) {
   const timed = rows.filter((row) => measured(row, state.measure) !== null);
-  const panels = grouped(timed, (r) => [r.machine, r.record, r.op, r.dtype, r.detail, unitFor(state.measure, r)]);
+  const key = (r) => [r.machine, r.record, r.op, r.dtype, r.detail, unitFor(state.measure, r)];
+  const panels = grouped(timed, key);
   const charts = panels
     .filter((panel) => new Set(panel.map((row) => row.size)).size > 1)
     .sort(most)
     .map((panel) => {
       const counts = new Map(panel.map((row) => [row.size, row.sizes.reduce((a, b) => a * b, 1)]));
       const places = [...counts.keys()].sort((a, b) => counts.get(a) - counts.get(b));
+      const rest = rows.filter((row) => failed(row) && key(row).join() === key(panel[0]).join());
       const draw = (parent) =>
-        drawLines(parent, titleOf(panel[0]), places, seriesOf(panel), (row) => places.indexOf(row.size));
+        drawLines(parent, titleOf(panel[0]), places, seriesOf(panel), (row) => places.indexOf(row.size), rest);
       return { rows: panel, draw };
     });
   drawAll("sweep", charts, "No op of a run has several sizes here.");
 }
 
-function drawLines(parent, title, places, lines, placeOf) {
+function drawLines(parent, title, places, lines, placeOf, rest = []) {
   const unit = unitFor(state.measure, lines[0][0]);
   const series = lines.map((rows) => ({
-    label: named(rows[0]),
+    label: named(rows[0]) + markOf(rows[0]),
     points: rows
       .map((row) => ({
         row,
@@ -122,7 +147,7 @@ function drawLines(parent, title, places, lines, placeOf) {
       }))
       .sort((a, b) => a.place - b.place),
   }));
-  lineChart(parent, title, places, series, unit);
+  lineChart(parent, title, places, series, unit, rest);
 }
 
 function drawHistory() {
@@ -149,10 +174,11 @@ function historyOfSpeed(rows) {
       const versions = [...new Set(lines.flat().map((row) => row.version))].sort((a, b) => a - b);
       const places = versions.map(commitOf);
       const title = titleOf(panel[0], panel[0].size);
+      const rest = rows.filter((row) => failed(row) && titleOf(row, row.size) === title && row.machine === panel[0].machine);
       return [
         {
           rows: lines.flat(),
-          draw: (parent) => drawLines(parent, title, places, lines, (row) => versions.indexOf(row.version)),
+          draw: (parent) => drawLines(parent, title, places, lines, (row) => versions.indexOf(row.version), rest),
         },
       ];
     })

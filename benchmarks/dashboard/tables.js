@@ -19,33 +19,21 @@ const WHAT = [
 const value = (name) => [name, (row) => row.values[name]];
 const baseOp = (op) => op.split(",")[0];
 
-/** Outcomes of the same backend on the same machine in what a row of a speed is about, and the reverse. */
-function casesOf(row) {
-  const same = (c) =>
-    c.kind === "conformance" &&
-    [c.machine, c.library, c.op, c.format, c.dtype].join() ===
-      [row.machine, row.library, baseOp(row.op), row.format, row.dtype].join();
-  const counts = ROWS.filter(same).map((c) =>
-    ["passed", "failed", "refused"]
-      .filter((k) => c.values[k])
-      .map((k) => `${c.values[k]} ${k}`)
-      .join(", "),
-  );
-  return counts.join("; ");
-}
-
+/** The speeds of what a row of conformance is about, on the same machine. */
 function speedsOf(rows) {
   const [c] = rows;
   const same = (r) =>
     r.kind === "speed" &&
     r.values.ms &&
     [r.machine, r.library, baseOp(r.op), r.format].join() === [c.machine, c.library, c.op, c.format].join();
-  return ROWS.filter(same).map((r) => {
+  const told = ROWS.filter(same).map((r) => {
+    if (failed(r)) return `no speed is shown: ${r.standing.words}`;
     const number = ofCeiling(r)
       ? `${shareOf(r)} of ${r.values.ceiling}`
       : written(measured(r, "throughput"), unitFor("throughput", r));
     return `${[r.op === c.op ? "" : r.op, r.dtype, r.size].filter(Boolean).join(" ")}: ${number}`;
   });
+  return [...new Set(told)];
 }
 
 function columnsOf(rows) {
@@ -58,20 +46,20 @@ function columnsOf(rows) {
   }
   return [
     ...WHAT,
-    value("ms"),
-    ["GB/s", (r) => (r.values.ms && r.values.moved_bytes ? r.values.moved_bytes / r.values.ms / 1e6 : undefined)],
-    ["TFLOP/s", (r) => (r.values.ms && r.values.flops ? r.values.flops / r.values.ms / 1e9 : undefined)],
+    ["ms", (r) => (failed(r) ? "failed conformance" : timeOf(r))],
+    ["GB/s", (r) => (timeOf(r) && r.values.moved_bytes ? r.values.moved_bytes / r.values.ms / 1e6 : undefined)],
+    ["TFLOP/s", (r) => (timeOf(r) && r.values.flops ? r.values.flops / r.values.ms / 1e9 : undefined)],
     value("ceiling"),
     value("ceiling_ms"),
     ["of the ceiling", (r) => ofCeiling(r) ?? undefined],
     value("same_bits"),
-    ["conformance", casesOf],
+    ["conformance", (r) => r.standing?.words],
     ["note", (r) => r.note],
     ...WHERE,
   ];
 }
 
-const WIDE = ["note", "reasons", "detail"]; // columns whose long texts are wrapped
+const WIDE = ["note", "conformance", "reasons", "detail"]; // columns whose long texts are wrapped
 
 const shown = (cell) =>
   typeof cell === "number" && !Number.isInteger(cell) ? String(Number(cell.toPrecision(4))) : String(cell ?? "");
@@ -84,7 +72,8 @@ function drawTable(parent, title, rows) {
   const by = kept.find((column) => column.name === state.sort.replace("-", ""));
   if (by) {
     const [way, text] = [state.sort.startsWith("-") ? -1 : 1, (cell) => String(cell ?? "")];
-    const missing = (i) => by.cells[i] === undefined;
+    const counts = by.cells.some((cell) => typeof cell === "number"); // then what is no number comes last
+    const missing = (i) => by.cells[i] === undefined || (counts && typeof by.cells[i] !== "number");
     const after = (a, b) => (a > b) - (a < b);
     const compared = (a, b) =>
       typeof by.cells[a] === "number" ? by.cells[a] - by.cells[b] : after(text(by.cells[a]), text(by.cells[b]));

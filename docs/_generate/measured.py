@@ -2,8 +2,9 @@
 
 import json
 
-from benchmarks.records import RESULTS, Run, read
-from docs._generate.markdown import short, table
+from benchmarks.dashboard.standing import FAILED, PASSED, standings
+from benchmarks.records import RESULTS, Row, Run, read, text_of
+from docs._generate.markdown import NO_BREAK, short, table
 from mxref.commands.bench import timings
 
 
@@ -12,9 +13,14 @@ def record(name: str) -> dict:
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
+def read_record(name: str) -> tuple[Row, ...]:
+    """The rows of a record by its file name without `.json`, in its order."""
+    return read(f"{name}.json", text_of(RESULTS / f"{name}.json"))
+
+
 def run(name: str) -> Run:
     """Where and when a record was made."""
-    return read(f"{name}.json", (RESULTS / f"{name}.json").read_text(encoding="utf-8"))[0].run
+    return read_record(name)[0].run
 
 
 def source(name: str) -> str:
@@ -107,7 +113,7 @@ def cpu_speed(name: str, *ops: str) -> str:
     for timing in timings(record(name)):
         if timing.op in ops:
             ratio = "" if timing.ratio is None else f"{timing.ratio:.1f}"
-            size = " × ".join(map(str, timing.size))
+            size = f"{NO_BREAK}×{NO_BREAK}".join(map(str, timing.size))
             what = f"`{timing.op}`", timing.format, timing.dtype, size, timing.contender
             rows.append((*what, short(1e3 * timing.seconds, 4), ratio, timing.floor or "", timing.note))
     header = ("op", "format", "dtype", "size", "who", "median ms", "times the floor", "floor", "bits")
@@ -131,16 +137,22 @@ def gpu_speed() -> str:
 
 
 def gpu_products() -> str:
-    """Products by size and format: milliseconds, and speed over cuBLAS' of the same run."""
-    rows = []
-    for row in record("matmul-h200")["rows"]:
+    """Products by size and format: milliseconds, and speed over cuBLAS' of the same run; none where conformance failed."""
+    speeds = read_record("matmul-h200")
+    judged = standings([*speeds, *read_record("conformance-matmul-h200")])
+    rows, notes = [], {}
+    for i, row in enumerate(record("matmul-h200")["rows"]):
         if row.get("kernel") == "chosen" and "ms" in row:
-            double = row.get("of_cublas_float64")
-            size = f"{row['m']} x {row['n']} x {row['k']}"
-            share = f"{row['of_cublas_bfloat16']:.2f}"
-            rows.append((size, row["format"], short(row["ms"]), share, "-" if double is None else f"{double:.2f}"))
-    header = ("M x N x K", "format", "ms", "of cuBLAS bfloat16", "of cuBLAS float64")
-    return table(header, rows, "llrrr")
+            size = NO_BREAK.join((str(row["m"]), "x", str(row["n"]), "x", str(row["k"])))
+            shares = [row.get(f"of_cublas_{dtype}") for dtype in ("bfloat16", "float64")]
+            if judged[i].outcome != PASSED:
+                notes[row["format"]] = judged[i].words
+            if judged[i].outcome != FAILED:
+                numbers = [short(row["ms"]), *("-" if share is None else short(share, 2) for share in shares)]
+                rows.append((size, row["format"], *numbers, judged[i].outcome))
+    header = ("M x N x K", "format", "ms", "of cuBLAS bfloat16", "of cuBLAS float64", "conformance")
+    listed = "\n".join(f"* {format}: {words}." for format, words in notes.items())
+    return table(header, rows, "llrrrl") + (f"\n\n{listed}" if notes else "")
 
 
 def gpu_experts() -> str:

@@ -48,7 +48,10 @@ def counting(name_a: str, name_b: str, length: int) -> str:
 
 @dataclass(frozen=True)
 class Unit:
-    """How one matrix unit adds: `terms` products at once, aligned to the largest exponent and cut `kept` bits below it."""
+    """How one matrix unit adds: `terms` products at once, aligned to the largest exponent and cut `kept` bits below it.
+
+    `source`: the file of a public model that says so, and the name in it.
+    """
 
     hardware: str
     operands: str
@@ -59,16 +62,22 @@ class Unit:
 
 
 MMA_SIM = "[MMA-Sim](https://arxiv.org/abs/2511.10909)"
+MODELS = "https://github.com/microsoft/MMA-Sim/blob/16a01880fa6e121d52bd7e7e295923ba05d2af2e/mmasim/simulator"
+FEW_BITS = f"MMA-Sim, [nv.py]({MODELS}/nv.py): `arch_accum_fractional_bits`, "
+WGMMA = f"MMA-Sim, [nv.py]({MODELS}/nv.py): `WGMMASim`"
+TCGEN05 = f"MMA-Sim, [nv.py]({MODELS}/nv.py): `TCGen05MMASim`"
+FP64 = f"MMA-Sim, [nv.py]({MODELS}/nv.py): `MMASim`, fp64"
+MFMA = f"MMA-Sim, [amd.py]({MODELS}/amd.py): `MFMASim`, CDNA3"
 UNITS = (
-    Unit("V100", "fp16", "4", 23, "cut to float32", MMA_SIM),
-    Unit("A100, Ada", "fp16, bf16", "8", 24, "cut to float32", MMA_SIM),
-    Unit("H100, H200", "fp16, bf16", "16", 25, "cut to float32", MMA_SIM),
-    Unit("H100, H200 (Ada: 16 terms)", "fp8", "32", 13, "cut to 13 mantissa bits", MMA_SIM),
-    Unit("B200", "fp16, bf16", "16", 25, "cut to float32", MMA_SIM),
-    Unit("B200", "fp8, and MX formats with their scales", "32", 25, "cut to float32", MMA_SIM),
-    Unit("B200", "mxf4, mxf4nvf4", "4 exact dots of 16", 35, "cut to float32", MMA_SIM),
-    Unit("NVIDIA, fp64", "fp64", "1, fused, K ascending", None, "nearest even", MMA_SIM),
-    Unit("MI300 (CDNA3)", "fp16, bf16", "8", 24, "nearest even", MMA_SIM),
+    Unit("V100", "fp16", "4", 23, "cut to float32", FEW_BITS + "Volta"),
+    Unit("A100, Ada", "fp16, bf16", "8", 24, "cut to float32", FEW_BITS + "Ampere, Ada Lovelace; `is_split_k`"),
+    Unit("H100, H200", "fp16, bf16", "16", 25, "cut to float32", WGMMA),
+    Unit("H100, H200 (Ada: 16 terms)", "fp8", "32", 13, "cut to 13 mantissa bits", WGMMA + ", `MMASim`"),
+    Unit("B200", "fp16, bf16", "16", 25, "cut to float32", TCGEN05),
+    Unit("B200", "fp8, and MX formats with their scales", "32", 25, "cut to float32", TCGEN05),
+    Unit("B200", "mxf4, mxf4nvf4", "4 exact dots of 16", 35, "cut to float32", TCGEN05),
+    Unit("NVIDIA, fp64", "fp64", "1, fused, K ascending", None, "nearest even", FP64),
+    Unit("MI300 (CDNA3)", "fp16, bf16", "8", 24, "nearest even", MFMA),
     Unit("MI350 (CDNA4)", "MX formats", "not published", None, "not published", "no public bit-accurate model found"),
 )
 

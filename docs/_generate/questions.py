@@ -5,6 +5,7 @@ from docs._generate.markdown import table
 # (question, section of questions.md, page, its title)
 QUESTIONS = (
     ("Which way is a scale rounded?", "scale-rounding", "scales/index.md", "Scale rules"),
+    ("How is an element rounded?", "element-rounding", "elements.md", "Element and scale formats"),
     ("What is fixed by the standard, what is a choice?", "fixed-against-policy", "formats.md", "Block formats"),
     ("What are the first and last E8M0 codes?", "e8m0-ends", "scales/ends.md", "The ends of the scale formats"),
     ("What is UE4M3?", "ue4m3", "scales/ends.md", "The ends of the scale formats"),

@@ -70,7 +70,7 @@ def tile_offset(row: int, column: int, columns: int) -> int:
 def tile_offsets(columns: int = 8) -> str:
     """Worked offsets in the tile, each with the sum that gives it."""
     rows = []
-    for r, c in ((0, 0), (0, 1), (1, 0), (31, 3), (32, 0), (33, 2), (127, 3), (0, 4), (128, 0), (200, 5)):
+    for r, c in ((0, 0), (0, 1), (1, 0), (31, 3), (32, 0), (33, 5), (127, 3), (0, 4), (128, 0), (200, 5)):
         tiles = -(-columns // 4)
         tile = r // 128 * tiles + c // 4
         parts = 512 * tile, r % 32 * 16, r % 128 // 32 * 4, c % 4
