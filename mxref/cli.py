@@ -850,16 +850,26 @@ def _bytes(given: str) -> int:
 
 @contextlib.contextmanager
 def _terminated() -> Iterator[None]:
-    """Within it SIGTERM ends the program as an exception does, so that what is unfinished is cleared away."""
+    """Within it SIGTERM and SIGHUP end the program as an exception does, so that what is unfinished is cleared away.
+
+    A second one does not disturb that; one that was ignored before, as by nohup, still is.
+    """
 
     def end(number: int, frame: object) -> NoReturn:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
         raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, end)
+    names = ("SIGTERM", "SIGHUP")  # Windows has no SIGHUP
+    before = {number: signal.getsignal(number) for name in names if (number := getattr(signal, name, None))}
+    before = {number: handler for number, handler in before.items() if handler not in (None, signal.SIG_IGN)}
     try:
+        for number in before:
+            signal.signal(number, end)
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _changes_table(changes: Sequence["Change"]) -> Table:

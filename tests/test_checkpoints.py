@@ -476,7 +476,7 @@ INDEXES = {
     "absolute": ("/model-0.safetensors", "names '/model-0.safetensors'"),
     "backslash": ("..\\model-0.safetensors", "expected a .safetensors file of this directory"),
     "other type": ("config.json", "names 'config.json'"),
-    "missing": ("model-9.safetensors", "names model-9.safetensors, which does not exist"),
+    "missing": ("model-9.safetensors", f"says that {PACKED} is in model-9.safetensors, which does not exist$"),
     "in another shard": ("model-1.safetensors", "is in model-1.safetensors, which does not hold it"),
     "no string": (3, "expected a weight_map"),
 }
@@ -500,15 +500,30 @@ def test_a_tensor_in_two_shards_is_refused(tmp_path):
     refused(lambda: load_checkpoint(path), f"{PACKED} is in model-[01].safetensors and model-[01].safetensors")
 
 
-def test_an_index_beside_a_whole_file_may_be_stale_but_not_in_part(tmp_path):
-    path = DATA / "quark-mxfp4-qwen3moe"
-    assert set(load_checkpoint(path).notes) == {"input_ids", "logits_bf16_model"}
+def test_an_index_counts_and_is_right_in_every_tensor_or_refused(tmp_path):
     path = copy(CT, tmp_path / "c")
-    tensors = load_file(path / "model.safetensors")
-    save_file({"extra": torch.zeros(1)}, path / "other.safetensors")
-    listed = dict.fromkeys(tensors, "model.safetensors") | {"extra": "other.safetensors", "lost": "gone.safetensors"}
-    (path / INDEX).write_text(json.dumps({"weight_map": listed}))
-    refused(lambda: load_checkpoint(path), "names gone.safetensors, which does not exist")
+    whole = load_file(path / "model.safetensors")
+    listed = shard(path, lambda name: int(name != PACKED))
+    save_file(whole, path / "model.safetensors")
+    (note,) = load_checkpoint(path).notes
+    assert note == f"model.safetensors is not read: {INDEX} counts, and does not name it"
+    (finding,) = inspect_checkpoint(path).findings
+    assert (finding.severity, finding.what, finding.detail) == ("warning", "files", note)
+    assert load_checkpoint(path).shards.entries[PACKED].shard.name == "model-0.safetensors"
+
+    (path / "model-0.safetensors").rename(tmp_path / "model-0.safetensors")
+    message = (
+        f"{INDEX} says that {PACKED} is in model-0.safetensors, which does not exist: give .*/model.safetensors to read"
+    )
+    refused(lambda: load_checkpoint(path), message)
+    (finding,) = inspect_checkpoint(path).faults
+    assert re.search(message, finding.detail)
+    assert set(load_checkpoint(path / "model.safetensors").shards.entries) == set(whole)
+    (path / "model-1.safetensors").unlink()  # now all are absent
+    refused(lambda: load_checkpoint(path), "which does not exist: give .*/model.safetensors")
+
+    (path / INDEX).write_text(json.dumps({"weight_map": {n: "model.safetensors" for n in listed if n != PACKED}}))
+    refused(lambda: load_checkpoint(path), f"model.safetensors holds {PACKED}, which {INDEX} does not list")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"quantization_config": 3}', "[" * 100_000, '{"a": ' + "1" * 5000 + "}"])
@@ -607,7 +622,6 @@ def test_real_checkpoints_have_no_fault(path):
     inspection = inspect_checkpoint(path)
     assert inspection.faults == ()
     expected = {"gate and up: tensor scale"} if "nvfp4ish" in path.name else set()
-    expected |= {"index"} if (path / INDEX).exists() else set()
     assert {finding.what for finding in inspection.findings} == expected
     assert (inspection.dialect, inspection.scheme) == KINDS[path.name][:2]
     whole = path.parent != DATA

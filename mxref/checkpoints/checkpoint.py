@@ -5,7 +5,7 @@ What makes a weight is decided and checked from headers alone; tensors are read 
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -68,8 +68,8 @@ class Checkpoint(Mapping):
     """A checkpoint: names to `QuantizedWeight` or plain tensors, each read from its shard when it is looked up.
 
     `dialect`: a name in `mxref.checkpoints.DIALECTS`. `config`: config.json. `declared`: what it says of quantization.
-    `stored`: every name, with what makes it if it is a quantized weight, else None. `notes`: where an index and the files
-    disagree without harm, by tensor. `contradicted`: in words, that the config names another dialect than the one that
+    `stored`: every name, with what makes it if it is a quantized weight, else None. `notes`: in words, what lies beside the
+    files and is not read. `contradicted`: in words, that the config names another dialect than the one that
     was asked for, and so says nothing; None if it does not. Iteration follows the files: `items()` goes shard by shard,
     one weight at a time. `streamed()` is the same with memory for no more than what its reader holds.
     """
@@ -80,7 +80,7 @@ class Checkpoint(Mapping):
     stored: Mapping[str, StoredWeight | None]
     shards: Shards
     device: torch.device = torch.device("cpu")
-    notes: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
     contradicted: str | None = None
 
     def streamed(self) -> "Checkpoint":
@@ -131,7 +131,8 @@ def load_checkpoint(
 ) -> Checkpoint:
     """Open a checkpoint directory or one .safetensors file; tensors are read when they are looked up.
 
-    A directory has `model.safetensors`, or shards and `model.safetensors.index.json`; `config.json` and
+    A directory has `model.safetensors`, or shards and `model.safetensors.index.json`, which counts where both are there
+    and has to be right in every tensor; `config.json` and
     `hf_quant_config.json` say what is in it, for a single file those beside it. `dialect`: a name in
     `mxref.checkpoints.DIALECTS`, instead of what the config says, which is then not heeded if it says another. Tensors
     that belong to no block-scaled weight stay as they are. Scales are kept apart and as given: nothing is merged,

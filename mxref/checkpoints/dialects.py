@@ -26,7 +26,8 @@ class Layout:
     `stem + input_scale`. `recipe`: what its tool encodes and decodes by; its direction is that of both scales. `inputs`:
     the recipe of the layer's inputs, where that is another. `axis`: the packed one. `scale_layout`: a name in
     `mxref.packing.LAYOUTS`; of rows that differ in nothing else the first is written. `code_blocks`: codes are
-    `[..., blocks, bytes]`. `scalar`: the shape in which one tensor scale is written.
+    `[..., blocks, bytes]`. `scalar`: the shape in which one tensor scale is written. `whole_blocks`: whether its tool reads
+    no weight whose last block is short.
     """
 
     format: str
@@ -43,6 +44,7 @@ class Layout:
     code_blocks: bool = False
     inputs: str | None = None
     scalar: tuple[int, ...] = ()
+    whole_blocks: bool = False
 
     @property
     def stacked(self) -> bool:
@@ -67,7 +69,7 @@ def _nvfp4(recipe: str, **others) -> Layout:
 def _torchao(format: str, codes_dtype: str, scale_layout: str) -> Layout:
     suffixes = dict(codes="._weight_qdata", scales="._weight_scale")
     dtypes = dict(codes_dtype=codes_dtype, scales_dtype=("F8_E8M0", "U8"))
-    return Layout(format, "torchao_rceil", **suffixes, **dtypes, scale_layout=scale_layout)
+    return Layout(format, "torchao_rceil", **suffixes, **dtypes, scale_layout=scale_layout, whole_blocks=True)
 
 
 _TWO = dict(tensor_scale=".weight_scale_2", input_scale=".input_scale")

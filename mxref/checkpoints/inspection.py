@@ -98,8 +98,8 @@ def inspect_checkpoint(
     whose rms is implausible (and would not be in the other direction of the tensor scale), tensors that belong to no
     weight, layers, experts and quantized modules that the config promises and the files lack, and norms, routers and
     projections that every layer of a known model type has. Warnings: gate and up
-    with different scales, weights that are all zero or end in a short block, weights not quantized in blocks, an
-    index that disagrees. `dialect`: as for `load_checkpoint`. `on_progress("weights", done, all)` is called as
+    with different scales, weights that are all zero or end in a short block, weights not quantized in blocks, a
+    file that is not read. `dialect`: as for `load_checkpoint`. `on_progress("weights", done, all)` is called as
     work proceeds. Raises ValueError for a path that is no checkpoint.
 
     >>> inspect_checkpoint("nowhere")
@@ -111,7 +111,7 @@ def inspect_checkpoint(
     except CheckpointError as fault:
         return Inspection(str(path), findings=(Finding("fault", "files", str(path), str(fault)),))
     findings = [Finding("fault", "layout", name, detail) for name, detail in broken.items()]
-    findings += [Finding("warning", "index", name, detail) for name, detail in checkpoint.notes.items()]
+    findings += [Finding("warning", "files", str(path), note) for note in checkpoint.notes]
     if checkpoint.contradicted:
         findings.append(Finding("warning", "config", "config.json", checkpoint.contradicted))
     quantized, elements, bits, scales, experts = checkpoint.quantized, 0, 0.0, {}, set()

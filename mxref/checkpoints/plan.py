@@ -149,7 +149,7 @@ class Plan:
             shape = entry.shape if len(entry.shape) == 2 else (entry.shape[0], entry.shape[2], entry.shape[1])
         else:
             shape = _logical_shape(entry.shape, weight)
-        self._check_length(name, shape[-1], weight)
+        self._check_length(name, shape, weight)
         if len(shape) == 2:
             module = expert_module(name.removesuffix(".weight"), self.scheme.dialect, self.model)
             if not self._holds_matrices and not self._stack(Part(module, name, shape)):
@@ -182,12 +182,17 @@ class Plan:
             return False
         return bool(LINEAR.fullmatch(module)) or any(matches(pattern, module) for pattern in self.wish.include)
 
-    def _check_length(self, name: str, length: int, weight: StoredWeight | None) -> None:
-        """Raise where blocks would be short, unless they are taken over as they are."""
-        block = None if self.layout is None else self.layout.block
-        if block and length % block.block_size and (weight is None or weight.layout.format != block.name):
+    def _check_length(self, name: str, shape: tuple[int, ...], weight: StoredWeight | None) -> None:
+        """Raise where blocks would be short, unless they are taken over as they are by a dialect that has such."""
+        if self.layout is None or not shape[-1] % self.layout.block.block_size:
+            return
+        block = self.layout.block
+        if weight is None or weight.layout.format != block.name or self.layout.whole_blocks:
             hint = "; a pattern of ignore leaves it as it is" if weight is None else ""
-            raise ValueError(f"{name} has {length} elements a row: {block.name} takes multiples of {block.block_size}{hint}")
+            raise ValueError(
+                f"{name} {list(shape)} has {shape[-1]} elements a row: {self.scheme.dialect} takes multiples of "
+                f"{block.block_size} in {block.name}{hint}"
+            )
 
     def _taken_apart(self, name: str, shape: tuple[int, ...]) -> list[Part]:
         """The matrices of a stack `[experts, out, in]` as modules of their own."""
@@ -535,7 +540,7 @@ def make_plan(checkpoint: Checkpoint, wish: Wish) -> Plan:
     recipe = None
     if wish.recipe is not None and (to == "plain" or checkpoint.formats == (format,)):
         raise ValueError(f"recipe is given, and nothing is quantized on the way from {checkpoint.scheme} to {format}")
-    notes = [checkpoint.contradicted] if checkpoint.contradicted else []
+    notes = [note for note in (*checkpoint.notes, checkpoint.contradicted) if note]
     scheme = Scheme(to, format, _activations(checkpoint, to, format, wish.activations, notes))
     stacks = _stacks(checkpoint, scheme)
     layout = None if to == "plain" else scheme.layout(stacks) or scheme.layout(not stacks)
@@ -563,30 +568,27 @@ def _activations(checkpoint: Checkpoint, to: str, format: str, asked: str | None
         if asked not in (DEFAULT, None):
             raise ValueError(f"activations={asked!r}: to='plain' says nothing of activations")
         return None
-    known = ACTIVATIONS[to][format]
-    given = checkpoint.declared.activations
-    if asked != DEFAULT:
-        if asked not in known:
-            expected = ", ".join(str(each).lower() for each in known)
-            raise ValueError(f"activations={asked!r}: to={to!r} with format {format} can say {expected}")
-        if asked == "nvfp4":
-            missing = [name for name in checkpoint.quantized if checkpoint.stored[name].input_scale is None]
-            if missing or not checkpoint.quantized:
-                raise ValueError(
-                    "activations='nvfp4' takes a calibrated input scale for each weight, which "
-                    f"{missing[0] if missing else 'a model in floats'} lacks: expected none (weights alone)"
-                )
-        return asked
-    if not checkpoint.quantized:
+    known, given = ACTIVATIONS[to][format], checkpoint.declared.activations
+    if asked != DEFAULT and asked not in known:
+        expected = ", ".join(str(each).lower() for each in known)
+        raise ValueError(f"activations={asked!r}: to={to!r} with format {format} can say {expected}")
+    chosen = given if asked == DEFAULT else asked
+    if chosen == "nvfp4" and chosen in known:
+        missing = [name for name in checkpoint.quantized if checkpoint.stored[name].input_scale is None]
+        if missing or not checkpoint.quantized:
+            said = f"activations={asked!r} takes" if asked != DEFAULT else "the config says activations in nvfp4, which take"
+            raise ValueError(
+                f"{said} a calibrated input scale for each weight, which "
+                f"{missing[0] if missing else 'a model in floats'} lacks: expected it, or activations none (weights alone)"
+            )
+    if asked == DEFAULT and not checkpoint.quantized:
         if known[0] is None and len(known) > 1:
             notes.append(
                 f"weights alone: activations in {known[1]} take a calibrated input scale for each, which floats lack"
             )
         return known[0]
-    if given in known:
-        has_inputs = all(checkpoint.stored[name].input_scale is not None for name in checkpoint.quantized)
-        if given != "nvfp4" or has_inputs:
-            return given
+    if chosen in known:
+        return chosen
     instead = known[0] if given is not None or None not in known else None
     notes.append(
         f"the config says {given or 'nothing'} of activations, which {to} with {format} cannot say: "

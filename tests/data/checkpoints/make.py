@@ -17,7 +17,6 @@ from safetensors.torch import load_file, save, save_file
 
 ROWS, EXPERTS = 8, 2
 CONFIGS = ("config.json", "hf_quant_config.json")
-INDEX = "model.safetensors.index.json"
 PLAIN = "base-qwen3moe"
 WHOLE = ("llmcompressor-nvfp4-qwen3moe", "modelopt-nvfp4-qwen3moe")
 MERGED = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
@@ -72,10 +71,6 @@ def make(source: Path, destination: Path, base: Path) -> None:
             counts = {"num_hidden_layers": 1, "num_experts": EXPERTS, "num_local_experts": EXPERTS}
             config |= {key: count for key, count in counts.items() if key in config}
             (destination / name).write_text(json.dumps(config, indent=1) + "\n")
-    if (source / INDEX).exists():
-        listed = json.loads((source / INDEX).read_text())["weight_map"]
-        text = json.dumps({"weight_map": {name: file for name, file in listed.items() if kept(name)}}, indent=1)
-        (destination / INDEX).write_text(text + "\n")
 
 
 def without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
