@@ -280,6 +280,41 @@ def test_losses_are_those_of_numpy_in_float64_whatever_pieces_they_are_taken_in(
     assert loss.squared == pytest.approx((a[np.isfinite(a)] ** 2).sum(), rel=bound)
 
 
+TINY = [(1.0, 1e-9), (1e-38, 1.0), (1e-43, 1.0)]  # of all, and of the first row besides
+
+
+@pytest.mark.parametrize("to, recipe", [(to, r) for to in ("modelopt", "compressed-tensors") for r in (None, "nvidia")])
+@pytest.mark.parametrize("scale, first", TINY)
+def test_blocks_that_become_zeros_are_counted_whatever_their_scale(to, recipe, scale, first, tmp_path):
+    """ModelOpt and compressed-tensors give no block the scale 0, and the latter no tensor a scale beyond float32."""
+    name, generator = "m.q_proj.weight", torch.Generator().manual_seed(0)
+    x = torch.randn(4, 64, generator=generator) * scale
+    x[0] *= first
+    x[1, 16:32] = 0.0
+    (tmp_path / "in").mkdir()
+    save_file({name: x}, tmp_path / "in" / "model.safetensors")
+    try:
+        conversion = convert_checkpoint(tmp_path / "in", tmp_path / "out", to=to, format="nvfp4", recipe=recipe)
+    except CheckpointError as refusal:
+        assert scale < 1 and re.search(
+            f"{name}: (recipe 'modelopt_nvfp4' makes what cannot be read|tensor scale)", str(refusal)
+        )
+        return
+    values = mxref.dequantize(load_checkpoint(tmp_path / "out")[name].tensor)
+    blocks = [each.unflatten(-1, (4, 16)).abs().amax(-1).numpy() for each in (x, values)]
+    assert conversion.changes[0].loss.outside == ((blocks[0] > 0) & (blocks[1] == 0)).sum()
+    assert conversion.changes[0].loss.outside >= 4 or scale == 1e-38
+    assert conversion.faults == (conversion.changes if conversion.changes[0].loss.outside else ())
+
+
+def test_a_tensor_scale_beyond_the_reciprocals_of_float32_is_refused(tmp_path):
+    (tmp_path / "in").mkdir()
+    save_file({"m.q_proj.weight": torch.full((2, 32), 1e-40)}, tmp_path / "in" / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"m.q_proj.weight: tensor scale .*e-4\d has no float32 reciprocal"):
+        convert_checkpoint(tmp_path / "in", tmp_path / "out", to="compressed-tensors", format="nvfp4", recipe="exact")
+    assert leftovers(tmp_path) == ["in"]
+
+
 # block scales of another kind
 
 

@@ -326,7 +326,10 @@ class Plan:
         targets, changes = [None] * len(parts), [None] * len(parts)
         for indices in together.values():
             given = [matrices[i] for i in indices]
-            found, how, outside = self._recoded_together(given, layout)
+            try:
+                found, how, outside = self._recoded_together(given, layout)
+            except ValueError as fault:
+                raise CheckpointError(f"{parts[indices[0]].module.removesuffix('.weight')}.weight: {fault}") from None
             for i, source, target, outer in zip(indices, given, found, outside):
                 name = parts[i].module.removesuffix(".weight") + ".weight"
                 if how == "quantized":

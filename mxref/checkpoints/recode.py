@@ -17,11 +17,13 @@ from mxref.blocks import BlockTensor, dequantize, quantize
 from mxref.elements import decode, encode, ldexp, reciprocal
 from mxref.formats import BlockFormat
 from mxref.orders import DECODE_ORDERS
+from mxref.packing import pack
 from mxref.recipes import Recipe
 
 _DECODED, _CHUNK = 1 << 20, 1 << 16  # elements that are decoded, and compared, at a time; float32 counts the latter exactly
 _TOGETHER, _WIDTH = 8, 2048  # squares that a compiled pass adds up in float32, and at how many places at a time
 _NEIGHBOURS = 2  # float32 steps to either side of a reciprocal that are tried
+_WIDEST_STEP = 2.0**-21  # of what a step is relative to the reciprocal of a float32: that of 2^128 is 2^-128, a step 2^-149
 
 Matrix = BlockTensor | torch.Tensor
 
@@ -32,7 +34,7 @@ class Loss:
 
     `changed`: elements with another value (0 and -0 are one, and so are all NaN). `max_error`, `rms_error`: of the finite
     ones; infinite where a finite value became none. `rms`: of the source. `outside`: blocks that the target's scales
-    cannot reach: they became zeros, saturated, or lost bits of their codes.
+    cannot reach: they became zeros by whatever scale, saturated, or lost bits of their codes.
     """
 
     elements: int = 0
@@ -116,7 +118,7 @@ def unchanged(target: BlockTensor) -> Loss:
 def measure(source: Matrix, target: Matrix, outside: int | None = None) -> Loss:
     """What `target` lost of `source`, both `[N, K]`; `outside` if it is known already."""
     total = Loss(blocks=target.scales.numel() if isinstance(target, BlockTensor) else 0, outside=outside or 0)
-    looks_outside = outside is None and isinstance(target, BlockTensor) and bool(_at_end(target).any())
+    looks_outside = outside is None and isinstance(target, BlockTensor)
     rows, comparison = max(1, _DECODED // max(source.shape[-1], 1)), _Comparison()
     for start in range(0, source.shape[0], rows):
         part = slice(start, start + rows)
@@ -124,7 +126,7 @@ def measure(source: Matrix, target: Matrix, outside: int | None = None) -> Loss:
         b = _values(target[part])
         total += comparison(a.flatten(), b.flatten())
         if looks_outside:
-            total += Loss(outside=_outside(a.float(), target[part]))
+            total += Loss(outside=_outside(a, b, target[part]))
     return total
 
 
@@ -206,23 +208,29 @@ def _compare_not_finite(a: torch.Tensor, b: torch.Tensor) -> Loss:
     return Loss(a.numel(), int((~same).count_nonzero()), largest, *squares)
 
 
-def _outside(a: torch.Tensor, q: BlockTensor) -> int:
-    """Blocks of float32 `a` that `q` cannot hold: where its scale is at an end of its range, looked at one by one."""
-    size, scale, at_end = q.format.block_size, q.format.scale, _at_end(q)
-    if not at_end.any():
+def _outside(a: torch.Tensor, b: torch.Tensor, q: BlockTensor) -> int:
+    """Blocks of `a` that `q`, which decodes to `b`, cannot hold; those where that can be are looked at one by one."""
+    format, suspects = q.format, _all_zero(q) | (q.scales == q.format.scale.max_code)
+    if not suspects.any():
         return 0
-    padded = torch.nn.functional.pad(a, (0, -a.shape[-1] % size)).unflatten(-1, (-1, size))[at_end]
-    decoded = torch.nn.functional.pad(dequantize(q), (0, -a.shape[-1] % size)).unflatten(-1, (-1, size))[at_end]
-    amax, kept = padded.abs().amax(-1), decoded.abs().amax(-1)
-    element = q.format.element
-    half_step = (element.max - element.positive[-2]) / 2
-    saturated = amax.double() * element.max > kept.double() * (element.max + half_step)
-    return int(((amax > 0) & ((kept == 0) | ((q.scales[at_end] == scale.max_code) & saturated))).sum())
+    blocks = (torch.nn.functional.pad(x, (0, -x.shape[-1] % format.block_size)) for x in (a, b))
+    given, kept = (x.unflatten(-1, (-1, format.block_size))[suspects].double().abs().amax(-1) for x in blocks)
+    half_step = (format.element.max - format.element.positive[-2]) / 2
+    saturated = given * format.element.max > kept * (format.element.max + half_step)
+    return int(((given > 0) & ((kept == 0) | ((q.scales[suspects] == format.scale.max_code) & saturated))).sum())
 
 
-def _at_end(q: BlockTensor) -> torch.Tensor:
-    """Which blocks have the smallest or the largest scale."""
-    return (q.scales == 0) | (q.scales == q.format.scale.max_code)
+def _all_zero(q: BlockTensor) -> torch.Tensor:
+    """Which blocks have no scale or no code but zeros, or all, if the smallest product of the three is no float32 value."""
+    element, scale, given = q.format.element, q.format.scale, q.tensor_scale
+    if given is not None:
+        factor = DECODE_ORDERS[q.recipe.decode_order](torch.tensor(scale.positive[0]), given)
+        if (factor * element.positive[0] == 0).any():
+            return torch.ones_like(q.scales, dtype=torch.bool)
+    magnitudes = pack(torch.full((q.format.block_size,), element.sign_mask - 1, dtype=torch.uint8), element.bits)
+    packed = torch.nn.functional.pad(q.packed, (0, -q.packed.shape[-1] % len(magnitudes)))
+    words = packed.view(torch.int64) & magnitudes.view(torch.int64).repeat(q.scales.shape[-1])
+    return (words.unflatten(-1, (q.scales.shape[-1], -1)) == 0).all(-1) | (q.scales == 0)
 
 
 def turned(parts: Sequence[BlockTensor], recipe: Recipe) -> list[BlockTensor]:
@@ -249,6 +257,8 @@ def _turn(parts: Sequence[BlockTensor], recipe: Recipe) -> torch.Tensor:
     expected = DECODE_ORDERS[parts[0].recipe.decode_order](scales, given)
     found = []
     for candidate in _neighbours(reciprocal(given)):
+        if abs(candidate.double() * given.double() - 1) > (_NEIGHBOURS + 0.5) * _WIDEST_STEP:
+            continue  # the nearest to a reciprocal beyond float32
         decoded = DECODE_ORDERS[recipe.decode_order](scales, candidate)
         error = (decoded.double() - expected.double()).abs().sum().item()
         found.append((int(counts[decoded != expected].sum()), error, candidate))
