@@ -574,6 +574,7 @@ REFUSED = {
     "recipe without use": (CT, dict(to="modelopt", recipe="exact"), "nothing is quantized on the way"),
     "recipe of rows": (BASE, dict(to="modelopt", format="nvfp4", recipe="nvidia_16x16"), "blocks of several rows"),
     "ignore": (CT, dict(to="modelopt", ignore=["*"]), "quantized already"),
+    "dialect of floats": (BASE, dict(to="quark", format="mxfp4", dialect="modelopt"), "no weight as modelopt stores one"),
     "all ignored": (BASE, dict(to="quark", format="mxfp4", ignore=["*"]), "nothing to quantize"),
     "shard size": (CT, dict(to="modelopt", shard_size=0), "shard_size"),
 }
@@ -785,6 +786,23 @@ def test_a_model_in_floats_becomes_nvfp4_weights_alone_and_that_is_said(to, conv
     said = "weights alone: activations in nvfp4 take a calibrated input scale"
     assert result.exit_code == 0 and said in result.stdout
     assert any(said in note for note in json.loads((tmp_path / "r.json").read_text())["notes"])
+
+
+def test_what_is_called_a_linear_and_is_none_stays_and_is_noted(tmp_path):
+    odd = {"a.x_proj.weight": (64,), "a.y_proj.weight": (2, 8, 64), "a.z_proj.weight": (0, 64), "a.v_proj": (8, 64)}
+    odd |= {"a.head.weight": (64,), "a.experts.down_proj": (2, 0, 64)}
+    rest = {"a.x_proj.bias": (64,), "a.norm.weight": (64,), "a.head.bias": (8,), "a.conv.weight": (8, 4, 4)}
+    path = copy(BASE, tmp_path / "c", lambda t: t.update({n: torch.ones(shape) for n, shape in {**odd, **rest}.items()}))
+    conversion = convert_checkpoint(path, tmp_path / "out", to="quark", format="mxfp4", include=["a.head"])
+    expected = {
+        f"{name} {list(shape)} is no weight of a linear, [out, in], and stays as it is" for name, shape in odd.items()
+    }
+    assert set(conversion.notes) == expected and len(conversion.notes) == len(odd)
+    out = load_checkpoint(tmp_path / "out")
+    for name, shape in {**odd, **rest}.items():
+        assert_same_bits(out[name], torch.ones(shape), name)
+    left = convert_checkpoint(path, tmp_path / "left", to="quark", format="mxfp4", ignore=["a"])
+    assert left.notes == ()
 
 
 def test_a_recipe_that_makes_nothing_of_zeros_names_one_that_does(tmp_path):

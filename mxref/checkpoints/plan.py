@@ -167,20 +167,24 @@ class Plan:
         return self.layout is None or self.scheme.layout(stacked=False) is not None
 
     def _is_quantized(self, name: str) -> bool:
-        """Whether a tensor of a model in floats is to be quantized."""
+        """Whether a tensor of a model in floats is to be quantized; a note, if its name alone says so."""
         entry, module = self.checkpoint.shards.entries[name], name.removesuffix(".weight")
-        if self.checkpoint.quantized or 0 in entry.shape or any(matches(each, module) for each in self.wish.ignore):
+        if self.checkpoint.quantized or any(matches(each, module) for each in self.wish.ignore):
             return False
-        if len(entry.shape) == 3 and _STACK.fullmatch(name):
+        if len(entry.shape) == 3 and _STACK.fullmatch(name) and 0 not in entry.shape:
             if self.model not in STACKING_MODELS:
                 raise ValueError(
                     f"{name} {list(entry.shape)} stacks experts, and how model_type {self.model!r} orders their axes is not "
                     f"known (of {', '.join(STACKING_MODELS)} it is): a pattern of ignore leaves it as it is"
                 )
             return True
-        if len(entry.shape) != 2 or module == name or not self._holds_matrices:
+        included = module != name and any(matches(pattern, module) for pattern in self.wish.include)
+        if not included and not LINEAR.fullmatch(module):
             return False
-        return bool(LINEAR.fullmatch(module)) or any(matches(pattern, module) for pattern in self.wish.include)
+        if len(entry.shape) != 2 or 0 in entry.shape or module == name:
+            self.notes.append(f"{name} {list(entry.shape)} is no weight of a linear, [out, in], and stays as it is")
+            return False
+        return self._holds_matrices
 
     def _check_length(self, name: str, shape: tuple[int, ...], weight: StoredWeight | None) -> None:
         """Raise where blocks would be short, unless they are taken over as they are by a dialect that has such."""
@@ -524,6 +528,10 @@ def make_plan(checkpoint: Checkpoint, wish: Wish) -> Plan:
     to, floats = wish.to, not checkpoint.quantized
     if floats and to == "plain":
         raise ValueError("to='plain': the source holds no quantized weights, so there is nothing to convert")
+    if floats and checkpoint.dialect != "plain":
+        raise ValueError(
+            f"the source holds no weight as {checkpoint.dialect} stores one: dialect='plain' takes it for a model in floats"
+        )
     if not floats and (wish.ignore or wish.include):
         raise ValueError("ignore and include choose what is quantized of a model in floats; this one is quantized already")
     modules = [name.removesuffix(".weight") for name in checkpoint.shards.entries]
