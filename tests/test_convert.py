@@ -559,6 +559,13 @@ REFUSED = {
     ),
     "inputs as they are": (BASE, dict(to="torchao", format="mxfp4", activations=None), "can say mxfp4"),
     "no format": (BASE, dict(to="quark"), "the source holds floats: expected one of nvfp4, mxfp4"),
+    "torchao's nvfp4, from nvfp4": (
+        CT,
+        dict(to="torchao"),
+        "torchao's nvfp4 is not written: expected one of mxfp4, mxfp8_e4m3, mxfp8_e5m2, in which the weights are "
+        "quantized anew",
+    ),
+    "torchao's nvfp4, from floats": (BASE, dict(to="torchao", format="nvfp4"), "torchao's nvfp4 is not written"),
     "format of another dialect": (
         BASE,
         dict(to="modelopt", format="mxfp6_e2m3"),
@@ -1104,6 +1111,8 @@ print(peak(lambda: load({str(tmp_path / "out")!r})))
 def test_the_command_converts_and_says_what_changed(convert, tmp_path):
     result = convert(CT, "--to", "modelopt", "--out", tmp_path / "out", "--json", tmp_path / "r.json")
     assert result.exit_code == 0 and "turned" in result.stdout and f"{EXPERT}.down_proj.weight" in result.stdout
+    assert "turned: codes and block scales are as they were, bit for bit; the tensor scale" in result.stdout
+    assert "became its reciprocal, which is exact for powers of two alone" in result.stdout
     record = json.loads((tmp_path / "r.json").read_text())
     assert (record["source"], record["target"]) == ("compressed-tensors w_nvfp4_a_nvfp4", "modelopt w_nvfp4_a_nvfp4")
     assert record["lossless"] is False and len(record["weights"]) == 6

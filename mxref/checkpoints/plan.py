@@ -27,7 +27,6 @@ from mxref.checkpoints.recode import (
 )
 from mxref.checkpoints.writers import ACTIVATIONS, FLOATS, STACKING_MODELS, Scheme, expert_module, placed
 from mxref.elements import reciprocal
-from mxref.formats import check_choice
 from mxref.packing import to_layout
 from mxref.recipes import RECIPES, Recipe, resolve_recipe
 
@@ -544,10 +543,12 @@ def make_plan(checkpoint: Checkpoint, wish: Wish) -> Plan:
     if format is None:
         known = ("bf16",) if to == "plain" else formats if len(formats) == 1 else checkpoint.formats
         format = known[0] if len(known) == 1 else None
-        if format not in formats:
+        if format is None:
             holds = ", ".join(checkpoint.formats) or "floats"
             raise ValueError(f"format is not given and the source holds {holds}: expected one of {', '.join(formats)}")
-    check_choice(f"to={to!r}: format", format, formats)
+    if format not in formats:
+        again = "" if floats or to == "plain" else ", in which the weights are quantized anew"
+        raise ValueError(f"to={to!r}: {to}'s {format} is not written: expected one of {', '.join(formats)}{again}")
     recipe = None
     if wish.recipe is not None and (to == "plain" or checkpoint.formats == (format,)):
         raise ValueError(f"recipe is given, and nothing is quantized on the way from {checkpoint.scheme} to {format}")

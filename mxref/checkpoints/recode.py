@@ -28,6 +28,18 @@ _WIDEST_STEP = 2.0**-21  # of what a step is relative to the reciprocal of a flo
 Matrix = BlockTensor | torch.Tensor
 
 
+# What can become of a weight, in words.
+HOW = {
+    "kept": "codes and all scales are as they were, bit for bit",
+    "turned": "codes and block scales are as they were, bit for bit; the tensor scale, by which one dialect multiplies "
+    "and the other divides, became its reciprocal, which is exact for powers of two alone: with others values may differ in "
+    "float32's last place",
+    "codes kept": "codes are as they were; their powers of two became block scales of the target and one tensor scale",
+    "quantized": "decoded, if it was not floats, and quantized anew",
+    "decoded": "floats, what codes and scales stand for",
+}
+
+
 @dataclass(frozen=True)
 class Loss:
     """How the values of a weight changed: counts, and errors of the decoded float32 values.
@@ -76,10 +88,8 @@ class Loss:
 class Change:
     """What became of one weight.
 
-    `how`: `kept` (codes and all scales as they were), `turned` (the tensor scale in the other direction), `codes kept`
-    (block scales in another format), `quantized` (anew) or `decoded` (to floats). `loss`: None where it was not
-    measured. `input_error`: relative error of its input scale where that was turned; `input_dropped`: whether it has one
-    that is not written.
+    `how`: a key of `HOW`. `loss`: None where it was not measured. `input_error`: relative error of its input scale where
+    that was turned; `input_dropped`: whether it has one that is not written.
     """
 
     name: str
