@@ -725,7 +725,7 @@ def inspect_command(
     """
     from mxref.checkpoints import inspect_checkpoint
 
-    with _usage_errors(), _progress_bar("weights") as on_progress:
+    with _usage_errors(), _progress_bar("tensors") as on_progress:
         inspection = inspect_checkpoint(path, dialect=dialect, on_progress=on_progress)
 
     def show() -> None:

@@ -46,13 +46,13 @@ class QuantizedWeight:
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """Which tensors of the files make one weight, in which layout, and its elements along the packed axis."""
+    """Which tensors of the files make one weight, in which layout, and its shape `[out, in]` or `[experts, out, in]`."""
 
     name: str
     layout: Layout
     codes: str
     scales: str
-    length: int
+    shape: tuple[int, ...]
     tensor_scale: str | None
     input_scale: str | None
     rows: str | None
@@ -241,8 +241,13 @@ def _find_weight(
     if layout.tensor_scale and tensor_scale is None:
         raise CheckpointError(f"{stem}{layout.tensor_scale} is missing: {layout.format} in {dialect} has a tensor scale")
     input_scale = _find_scale(entries, stem, layout.input_scale, codes, rows)
+    shape = list(codes.shape)
+    if layout.code_blocks and len(shape) > 3:
+        shape[-2:] = [shape[-2] * shape[-1]]
+    shape.append(_length(layout, codes, scales))
+    del shape[layout.axis - 1]
     parts = (stem + layout.codes, stem + layout.scales)
-    return StoredWeight(name, layout, *parts, _length(layout, codes, scales), tensor_scale, input_scale, rows)
+    return StoredWeight(name, layout, *parts, tuple(shape), tensor_scale, input_scale, rows)
 
 
 def _rows(stem: str, dialect: str, model: object) -> str | None:
@@ -293,12 +298,12 @@ def _read_weight(shards: Shards, weight: StoredWeight, device: torch.device) -> 
     if layout.scale_layout == "linear":
         scales = scales.movedim(layout.axis, -1).contiguous()
     else:
-        blocks = -(-weight.length // layout.block.block_size)
+        blocks = -(-weight.shape[-1] // layout.block.block_size)
         scales = from_layout(scales, layout.scale_layout, (*codes.shape[:-1], blocks))
     try:
         tensor = BlockTensor(
             codes.to(device),
-            weight.length,
+            weight.shape[-1],
             scales.to(device),
             _read_scale(shards, weight.tensor_scale, device, codes.ndim),
             layout.format,

@@ -260,11 +260,6 @@ def get(config: Any, *keys: str) -> Any:
     return config
 
 
-def as_object(found: Any) -> dict:
-    """`found` if it is a JSON object, else an empty one."""
-    return found if isinstance(found, dict) else {}
-
-
 def _open(path: Path) -> Any:
     try:
         from safetensors import safe_open

@@ -147,7 +147,7 @@ class Plan:
                 raise ValueError(f"{name} is {entry.dtype}: expected {', '.join(_FLOATS)}, or a pattern of ignore for it")
             shape = entry.shape if len(entry.shape) == 2 else (entry.shape[0], entry.shape[2], entry.shape[1])
         else:
-            shape = _logical_shape(entry.shape, weight)
+            shape = weight.shape
         self._check_length(name, shape, weight)
         if len(shape) == 2:
             module = expert_module(name.removesuffix(".weight"), self.scheme.dialect, self.model)
@@ -487,15 +487,6 @@ def _blank(shape: tuple[int, ...], layout: Layout | None, scheme: Scheme) -> Mat
     scales = torch.empty((rows, -(-length // block.block_size)), dtype=torch.uint8, device="meta")
     tensor_scale = None if layout.tensor_scale is None else torch.empty((), device="meta")
     return BlockTensor.trusted(packed, length, scales, tensor_scale, block, RECIPES[layout.recipe], -1)
-
-
-def _logical_shape(stored: tuple[int, ...], weight: StoredWeight) -> tuple[int, ...]:
-    """`[out, in]` or `[experts, out, in]` of a quantized weight, from the shape of its codes."""
-    shape = list(stored)
-    if weight.layout.code_blocks and len(shape) > 3:
-        shape[-2:] = [shape[-2] * shape[-1]]
-    del shape[weight.layout.axis]
-    return (*shape, weight.length)
 
 
 def _see(seen: set[str | tuple], key: str | tuple, name: str) -> None:
