@@ -17,7 +17,7 @@ from mxref.blocks import BlockTensor, dequantize, quantize
 from mxref.elements import decode, encode, ldexp, reciprocal
 from mxref.formats import BlockFormat
 from mxref.orders import DECODE_ORDERS
-from mxref.packing import pack
+from mxref.packing import pack_codes
 from mxref.recipes import Recipe
 
 _DECODED, _CHUNK = 1 << 20, 1 << 16  # elements that are decoded, and compared, at a time; float32 counts the latter exactly
@@ -165,7 +165,7 @@ class _Comparison:
                 torch._dynamo.mark_dynamic(part, 0)
             parts = _compiled()(*both)
             largest = parts[0].amax().item()
-            changed, *squares = (part.sum(dtype=torch.float64).item() for part in parts[1:])
+            changed, *squares = (part.double().sum().item() for part in parts[1:])  # faster than a sum that widens
             fits = [compiled * 2.0**-100 <= square < torch.inf for square in squares]
             if largest < torch.inf and (fits[0] or not changed) and fits[1]:
                 return Loss(compiled, int(changed), largest, *squares) + self._by_pieces(a[compiled:], b[compiled:])
@@ -220,8 +220,8 @@ def _compare_not_finite(a: torch.Tensor, b: torch.Tensor) -> Loss:
 
 def _outside(a: torch.Tensor, b: torch.Tensor, q: BlockTensor) -> int:
     """Blocks of `a` that `q`, which decodes to `b`, cannot hold; those where that can be are looked at one by one."""
-    format, suspects = q.format, _all_zero(q) | (q.scales == q.format.scale.max_code)
-    if not suspects.any():
+    format, suspects = q.format, _suspects(q)
+    if suspects is None:
         return 0
     blocks = (torch.nn.functional.pad(x, (0, -x.shape[-1] % format.block_size)) for x in (a, b))
     given, kept = (x.unflatten(-1, (-1, format.block_size))[suspects].double().abs().amax(-1) for x in blocks)
@@ -230,17 +230,30 @@ def _outside(a: torch.Tensor, b: torch.Tensor, q: BlockTensor) -> int:
     return int(((given > 0) & ((kept == 0) | ((q.scales[suspects] == format.scale.max_code) & saturated))).sum())
 
 
-def _all_zero(q: BlockTensor) -> torch.Tensor:
-    """Which blocks have no scale or no code but zeros, or all, if the smallest product of the three is no float32 value."""
+def _suspects(q: BlockTensor) -> torch.Tensor | None:
+    """Which blocks may lie outside, None if none: those whose scale is at an end of its range or whose codes are all zeros,
+    and every one where the least product of element, scale and tensor scale is no float32 value."""
     element, scale, given = q.format.element, q.format.scale, q.tensor_scale
     if given is not None:
-        factor = DECODE_ORDERS[q.recipe.decode_order](torch.tensor(scale.positive[0]), given)
-        if (factor * element.positive[0] == 0).any():
+        least = [min(filter(None, each.positive)) for each in (scale, element)]
+        if (DECODE_ORDERS[q.recipe.decode_order](torch.tensor(least[0]), given) * least[1] == 0).any():
             return torch.ones_like(q.scales, dtype=torch.bool)
-    magnitudes = pack(torch.full((q.format.block_size,), element.sign_mask - 1, dtype=torch.uint8), element.bits)
-    packed = torch.nn.functional.pad(q.packed, (0, -q.packed.shape[-1] % len(magnitudes)))
-    words = packed.view(torch.int64) & magnitudes.view(torch.int64).repeat(q.scales.shape[-1])
-    return (words.unflatten(-1, (q.scales.shape[-1], -1)) == 0).all(-1) | (q.scales == 0)
+    masks, packed = _masks(q.format), q.packed
+    if q.length % q.format.block_size:
+        packed = torch.nn.functional.pad(packed, (0, -packed.shape[-1] % (8 * len(masks))))
+    words = packed.view(torch.int64) & masks.repeat(q.scales.shape[-1])
+    least, largest = q.scales.aminmax()
+    if least > 0 and largest < scale.max_code and words.count_nonzero() == words.numel():
+        return None  # a block of zeros would have a word of them
+    at_end = (q.scales == 0) | (q.scales == scale.max_code)
+    return at_end | (words.unflatten(-1, (-1, len(masks))) == 0).all(-1)
+
+
+@functools.cache
+def _masks(format: BlockFormat) -> torch.Tensor:
+    """The bits of a packed block that are no signs, as int64 `[bytes / 8]`."""
+    magnitudes = torch.full((format.block_size,), format.element.sign_mask - 1, dtype=torch.uint8)
+    return pack_codes(magnitudes, format.element.bits).view(torch.int64)
 
 
 def turned(parts: Sequence[BlockTensor], recipe: Recipe) -> list[BlockTensor]:
