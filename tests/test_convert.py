@@ -307,6 +307,22 @@ def test_blocks_that_become_zeros_are_counted_whatever_their_scale(to, recipe, s
     assert conversion.faults == (conversion.changes if conversion.changes[0].loss.outside else ())
 
 
+@pytest.mark.parametrize("length", [64, 40])
+@pytest.mark.parametrize("format", [name for name in mxref.formats.BLOCK_FORMATS])
+def test_zeros_of_either_sign_are_found_among_packed_codes(format, length):
+    block = mxref.formats.BLOCK_FORMATS[format]
+    codes = torch.zeros(3, length, dtype=torch.uint8)
+    if block.element.kind != "integer":  # whose sign bit alone is no zero
+        codes[:, ::3] = block.element.sign_mask
+    codes[1, 2] = codes[2, -1] = 1
+    scales = torch.full((3, -(-length // block.block_size)), 100, dtype=torch.uint8)
+    tensor_scale = torch.ones(()) if block.tensor_scale else None
+    q = mxref.BlockTensor.from_codes(codes, scales, tensor_scale, format, block.default_recipe)
+    x = torch.ones(3, length)
+    x[0, : block.block_size] = 0.0
+    assert measure(x, q).outside == 3 * scales.shape[1] - 3
+
+
 def test_a_tensor_scale_beyond_the_reciprocals_of_float32_is_refused(tmp_path):
     (tmp_path / "in").mkdir()
     save_file({"m.q_proj.weight": torch.full((2, 32), 1e-40)}, tmp_path / "in" / "model.safetensors")
