@@ -719,11 +719,13 @@ def inspect_command(
 ) -> None:
     """What a checkpoint of block-scaled weights is, and what is wrong with it.
 
-    Exit code 1 if there is a fault; warnings alone leave it 0.
+    A fault makes results wrong or loading fail; a warning is what a checkpoint may be and many readers get wrong.
+
+    Exit code 0: no fault, warnings or not. 1: at least one fault. 2: PATH is no checkpoint, or its dialect is not known.
     """
     from mxref.checkpoints import inspect_checkpoint
 
-    with _usage_errors(), _progress_bar("weights") as on_progress:
+    with _usage_errors(), _progress_bar("tensors") as on_progress:
         inspection = inspect_checkpoint(path, dialect=dialect, on_progress=on_progress)
 
     def show() -> None:
@@ -794,17 +796,23 @@ def convert_command(
     losses: Annotated[
         bool, typer.Option("--losses/--no-losses", help="Also measure what quantizing a model in floats loses.")
     ] = True,
-    force: Annotated[bool, typer.Option("--force", help="Replace a checkpoint at DIR.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace DIR if it holds a checkpoint and nothing that would be lost.")
+    ] = False,
     json_file: JsonOption = None,
 ) -> None:
     """Convert a checkpoint between dialects, or quantize a model in floats.
 
     Weights of the same format keep their codes and block scales bit for bit; a tensor scale that DIALECT divides by where
-    PATH multiplies, or the other way round, becomes the reciprocal that changes the fewest values. What changes is measured
-    and shown. DIR appears when it is whole, and not at all otherwise. Exit code 1: written, but blocks lie outside of what
-    the target's scales reach, or values are finite no longer; 2: nothing written.
+    PATH multiplies, or the other way round, becomes the reciprocal that changes the fewest values. With another --format
+    weights are quantized anew (MXFP4 becomes NVFP4 with its codes). torchao is written in MXFP4 and MXFP8, not in its NVFP4.
+    What changes is measured and shown. DIR appears when it is whole, and not at all otherwise.
+
+    Exit code 0: written. 1: written, but blocks became zeros or lie outside of what the target's scales reach, or values
+    are finite no longer. 2: refused, nothing written.
     """
     from mxref.checkpoints import convert_checkpoint
+    from mxref.checkpoints.recode import HOW
 
     asked = {} if activations is None else {"activations": None if activations == "none" else activations}
     if json_file not in (None, "-") and not Path(json_file).absolute().parent.is_dir():
@@ -830,6 +838,8 @@ def convert_command(
         facts = {name: value for name, value in conversion.record().items() if name not in ("weights", "notes")}
         _print(_fields_table(None, facts | {"files": len(conversion.files), "weights": len(conversion.changes)}))
         _print(_changes_table(conversion.changes))
+        for how in dict.fromkeys(change.how for change in conversion.changes):
+            print(f"{how}: {HOW[how]}")
         for note in conversion.notes:
             print(note)
 
@@ -850,16 +860,26 @@ def _bytes(given: str) -> int:
 
 @contextlib.contextmanager
 def _terminated() -> Iterator[None]:
-    """Within it SIGTERM ends the program as an exception does, so that what is unfinished is cleared away."""
+    """Within it SIGTERM and SIGHUP end the program as an exception does, so that what is unfinished is cleared away.
+
+    A second one does not disturb that; one that was ignored before, as by nohup, still is.
+    """
 
     def end(number: int, frame: object) -> NoReturn:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
         raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, end)
+    names = ("SIGTERM", "SIGHUP")  # Windows has no SIGHUP
+    before = {number: signal.getsignal(number) for name in names if (number := getattr(signal, name, None))}
+    before = {number: handler for number, handler in before.items() if handler not in (None, signal.SIG_IGN)}
     try:
+        for number in before:
+            signal.signal(number, end)
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _changes_table(changes: Sequence["Change"]) -> Table:

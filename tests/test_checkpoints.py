@@ -10,6 +10,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -476,7 +477,7 @@ INDEXES = {
     "absolute": ("/model-0.safetensors", "names '/model-0.safetensors'"),
     "backslash": ("..\\model-0.safetensors", "expected a .safetensors file of this directory"),
     "other type": ("config.json", "names 'config.json'"),
-    "missing": ("model-9.safetensors", "names model-9.safetensors, which does not exist"),
+    "missing": ("model-9.safetensors", f"says that {PACKED} is in model-9.safetensors, which does not exist$"),
     "in another shard": ("model-1.safetensors", "is in model-1.safetensors, which does not hold it"),
     "no string": (3, "expected a weight_map"),
 }
@@ -500,15 +501,30 @@ def test_a_tensor_in_two_shards_is_refused(tmp_path):
     refused(lambda: load_checkpoint(path), f"{PACKED} is in model-[01].safetensors and model-[01].safetensors")
 
 
-def test_an_index_beside_a_whole_file_may_be_stale_but_not_in_part(tmp_path):
-    path = DATA / "quark-mxfp4-qwen3moe"
-    assert set(load_checkpoint(path).notes) == {"input_ids", "logits_bf16_model"}
+def test_an_index_counts_and_is_right_in_every_tensor_or_refused(tmp_path):
     path = copy(CT, tmp_path / "c")
-    tensors = load_file(path / "model.safetensors")
-    save_file({"extra": torch.zeros(1)}, path / "other.safetensors")
-    listed = dict.fromkeys(tensors, "model.safetensors") | {"extra": "other.safetensors", "lost": "gone.safetensors"}
-    (path / INDEX).write_text(json.dumps({"weight_map": listed}))
-    refused(lambda: load_checkpoint(path), "names gone.safetensors, which does not exist")
+    whole = load_file(path / "model.safetensors")
+    listed = shard(path, lambda name: int(name != PACKED))
+    save_file(whole, path / "model.safetensors")
+    (note,) = load_checkpoint(path).notes
+    assert note == f"model.safetensors is not read: {INDEX} counts, and does not name it"
+    (finding,) = inspect_checkpoint(path).findings
+    assert (finding.severity, finding.what, finding.detail) == ("warning", "files", note)
+    assert load_checkpoint(path).shards.entries[PACKED].shard.name == "model-0.safetensors"
+
+    (path / "model-0.safetensors").rename(tmp_path / "model-0.safetensors")
+    message = (
+        f"{INDEX} says that {PACKED} is in model-0.safetensors, which does not exist: give .*/model.safetensors to read"
+    )
+    refused(lambda: load_checkpoint(path), message)
+    (finding,) = inspect_checkpoint(path).faults
+    assert re.search(message, finding.detail)
+    assert set(load_checkpoint(path / "model.safetensors").shards.entries) == set(whole)
+    (path / "model-1.safetensors").unlink()  # now all are absent
+    refused(lambda: load_checkpoint(path), "which does not exist: give .*/model.safetensors")
+
+    (path / INDEX).write_text(json.dumps({"weight_map": {n: "model.safetensors" for n in listed if n != PACKED}}))
+    refused(lambda: load_checkpoint(path), f"model.safetensors holds {PACKED}, which {INDEX} does not list")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"quantization_config": 3}', "[" * 100_000, '{"a": ' + "1" * 5000 + "}"])
@@ -607,7 +623,6 @@ def test_real_checkpoints_have_no_fault(path):
     inspection = inspect_checkpoint(path)
     assert inspection.faults == ()
     expected = {"gate and up: tensor scale"} if "nvfp4ish" in path.name else set()
-    expected |= {"index"} if (path / INDEX).exists() else set()
     assert {finding.what for finding in inspection.findings} == expected
     assert (inspection.dialect, inspection.scheme) == KINDS[path.name][:2]
     whole = path.parent != DATA
@@ -682,6 +697,7 @@ def test_inspect_finds_what_is_missing_and_what_is_unknown(tmp_path):
         ("unknown tensor", "model.layers.0.mlp.shared.weight_scale_2"),
         ("not quantized", "model.layers.0.self_attn.k_proj.weight"),
         ("not quantized", "model.layers.0.mlp.extra_proj.weight"),
+        ("shape", "model.layers.0.mlp.gate.weight"),
     }
 
 
@@ -714,7 +730,8 @@ def test_inspect_misses_a_quantized_projection_and_a_router_of_another_name(tmp_
 def test_inspect_misses_what_a_later_layer_of_a_dense_model_lacks(tmp_path):
     parts = ["input_layernorm", "post_attention_layernorm", *(f"self_attn.{p}_proj" for p in "qkvo")]
     parts += [f"mlp.{p}_proj" for p in ("gate", "up", "down")]
-    found = {f"model.layers.{i}.{part}.weight": torch.ones(2, 2) for i in range(12) for part in parts}
+    shapes = {part: (2,) if "norm" in part else (2, 2) for part in parts}
+    found = {f"model.layers.{i}.{part}.weight": torch.ones(shapes[part]) for i in range(12) for part in parts}
     del found["model.layers.2.mlp.up_proj.weight"], found["model.layers.10.mlp.up_proj.weight"]
     found |= {"model.embed_tokens.weight": torch.ones(2, 2), "model.norm.weight": torch.ones(2)}
     save_file(found, tmp_path / "model.safetensors")
@@ -722,6 +739,103 @@ def test_inspect_misses_what_a_later_layer_of_a_dense_model_lacks(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     (fault,) = inspect_checkpoint(tmp_path).faults
     assert (fault.name, fault.detail) == ("model.layers.2.mlp.up_proj.weight", "2 of 12 layers lack it")
+
+
+PLAIN = "model.layers.0.input_layernorm.weight", "model.norm.weight", "model.layers.0.mlp.gate.weight", "lm_head.weight"
+
+
+@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("odd", [torch.nan, torch.inf, -torch.inf])
+def test_inspect_sees_what_is_not_finite_in_a_norm_or_a_router(name, odd, tmp_path):
+    def spoil(tensor):
+        tensor.view(-1)[[3, -1]] = odd
+        return tensor
+
+    (fault,) = inspect_checkpoint(copy(CT, tmp_path / "c", change_at(name, spoil))).findings
+    assert (fault.severity, fault.what, fault.name) == ("fault", "not finite", name)
+    assert fault.detail == f"2 of {load_file(CT / 'model.safetensors')[name].numel()} are NaN or Inf"
+
+
+@pytest.mark.parametrize("name", PLAIN[:3])
+@pytest.mark.parametrize("dtype, said", [(torch.int64, "I64"), (torch.int16, "I16"), (torch.bool, "BOOL")])
+def test_inspect_sees_a_norm_or_a_router_of_integers(name, dtype, said, tmp_path):
+    (fault,) = inspect_checkpoint(copy(CT, tmp_path / "c", change_at(name, lambda t: t.to(dtype)))).findings
+    assert (fault.severity, fault.what, fault.name) == ("fault", "dtype", name) and fault.detail.startswith(f"{said}: ")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """llm-compressor's and ModelOpt's checkpoints as they were written, with every row, by dialect."""
+    folder = tmp_path_factory.mktemp("whole")
+    with tarfile.open(DATA / "whole.tar.xz") as archive:
+        archive.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+    return {"compressed-tensors": folder / CT.name, "modelopt": folder / MODELOPT.name}
+
+
+LAYER = "model.layers.1."
+ROWS = {  # by the config: hidden size 128, 4 heads and 2 of keys, 32 each, experts 96 wide, 8 of them, 512 tokens
+    "input_layernorm.weight": "[128]",
+    "self_attn.q_norm.weight": "[32]",
+    "self_attn.q_proj.weight": "[128, 128]",
+    "self_attn.v_proj.weight": "[64, 128]",
+    "mlp.gate.weight": "[8, 128]",
+    "mlp.experts.5.up_proj.weight": "[96, 128]",
+    "mlp.experts.7.down_proj.weight": "[128, 96]",
+    "": "[512, 128]",
+}
+
+
+@pytest.mark.parametrize("part", ROWS)
+@pytest.mark.parametrize("dialect", ["compressed-tensors", "modelopt"])
+def test_inspect_compares_rows_with_the_config(dialect, part, whole, tmp_path):
+    """Also where codes and scales lack the same row."""
+    assert inspect_checkpoint(whole[dialect]).faults == ()
+    name = LAYER + part if part else "model.embed_tokens.weight"
+    module = name.removesuffix("weight")
+
+    def cut(tensors):
+        for each in [each for each in tensors if each.startswith(module)]:
+            if tensors[each].ndim and tensors[each].numel() > 1:
+                tensors[each] = tensors[each][:-1].contiguous()
+
+    (fault,) = inspect_checkpoint(copy(whole[dialect], tmp_path / "c", cut)).faults
+    assert (fault.what, fault.name) == ("shape", name) and fault.detail.endswith(f", and by the config {ROWS[part]}")
+
+
+def test_inspect_knows_the_shapes_of_the_models_of_transformers(tmp_path):
+    pytest.importorskip("transformers")
+    from tiny_models import MOE_KINDS, tiny_model
+
+    for kind in [*MOE_KINDS, "qwen2moe", "llama"]:
+        tiny_model(kind).save_pretrained(tmp_path / kind)
+        assert inspect_checkpoint(tmp_path / kind).findings == (), kind
+        config = json.loads((tmp_path / kind / "config.json").read_text())
+        changed = config | {"hidden_size": 96, "num_attention_heads": 3, "vocab_size": 255, "moe_intermediate_size": 40}
+        (tmp_path / kind / "config.json").write_text(json.dumps(changed | {"intermediate_size": 40}))
+        found = {re.sub(r"\.\d+", "", fault.name) for fault in inspect_checkpoint(tmp_path / kind).faults}
+        expected = {"lm_head.weight", "model.norm.weight", "model.layers.self_attn.o_proj.weight"}
+        experts = [name for name in load_checkpoint(tmp_path / kind) if ".experts." in name and "bias" not in name]
+        assert expected | {re.sub(r"\.\d+", "", name) for name in experts} <= found, kind
+
+
+TYPES = [
+    (CT, "config_groups", "x", "an object or a list"),
+    (CT, "config_groups", {"group_0": "x"}, "an object"),
+    (CT, "ignore", "lm_head", "a list"),
+    (MODELOPT, "quantized_layers", ["x"], "an object"),
+    (MODELOPT, "config_groups", 3, "an object or a list"),
+    (QUARK, "global_quant_config", "x", "an object"),
+    (QUARK, "layer_quant_config", [1], "an object"),
+    (DATA / "gptoss_layout-mxfp4-gptoss", "modules_to_not_convert", {}, "a list"),
+]
+
+
+@pytest.mark.parametrize("source, key, value, expected", TYPES)
+def test_a_config_of_another_type_is_refused_by_its_key(source, key, value, expected, tmp_path):
+    quantization = json.loads((source / "config.json").read_text())["quantization_config"] | {key: value}
+    path = copy(source, tmp_path / "c", config={"quantization_config": quantization})
+    message = refused(lambda: load_checkpoint(path), f"the config's {key} is .*: expected {expected}$")
+    assert [fault.detail for fault in inspect_checkpoint(path).faults] == [message]
 
 
 def test_experts_that_are_stacks_of_floats_are_counted(tmp_path):

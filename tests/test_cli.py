@@ -408,6 +408,24 @@ def test_compare_refuses_files_that_hold_no_such_tensor(tmp_path):
         assert "tensor='c'" in refusal(mxref_command("compare", tmp_path / name, "--tensor", "c", *compare))
 
 
+def test_compare_refuses_tensors_without_values_or_not_dense_and_says_what_is_empty(tmp_path):
+    import torch
+
+    x = torch.ones(4, 64)
+    kinds = {"is torch.sparse_coo": x.to_sparse(), "is torch.sparse_csr": x.to_sparse_csr()}
+    kinds |= {"is on the device meta": x.to("meta"), "is nested": torch.nested.nested_tensor([x, x[:2]])}
+    for kind, tensor in kinds.items():
+        for held, arguments in ((tensor, ()), ({"x": tensor, "y": x}, ("--tensor", "x"))):
+            torch.save(held, tmp_path / "x.pt")
+            result = mxref_command("compare", tmp_path / "x.pt", "--recipes", "ocp,ocp_even", *arguments)
+            assert f"holds a tensor that {kind}: expected a dense one, of values" in result.stderr and result.exit_code == 2
+    for shape in ((0,), (0, 64), (4, 0)):
+        torch.save(torch.ones(shape), tmp_path / "x.pt")
+        result = mxref_command("compare", tmp_path / "x.pt", "--recipes", "ocp,ocp_even")
+        assert result.exit_code == 0 and "nothing was compared, the tensor is empty" in result.stdout
+        assert "same" not in result.stdout
+
+
 # The program
 
 

@@ -24,7 +24,7 @@ pytest.importorskip("safetensors")
 
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from test_checkpoints import DATA, FOUND, copy, label, shard
+from test_checkpoints import DATA, FOUND, change_at, copy, label, shard
 
 import mxref
 from mxref.checkpoints import CheckpointError, convert_checkpoint, inspect_checkpoint, load_checkpoint
@@ -280,6 +280,57 @@ def test_losses_are_those_of_numpy_in_float64_whatever_pieces_they_are_taken_in(
     assert loss.squared == pytest.approx((a[np.isfinite(a)] ** 2).sum(), rel=bound)
 
 
+TINY = [(1.0, 1e-9), (1e-38, 1.0), (1e-43, 1.0)]  # of all, and of the first row besides
+
+
+@pytest.mark.parametrize("to, recipe", [(to, r) for to in ("modelopt", "compressed-tensors") for r in (None, "nvidia")])
+@pytest.mark.parametrize("scale, first", TINY)
+def test_blocks_that_become_zeros_are_counted_whatever_their_scale(to, recipe, scale, first, tmp_path):
+    """ModelOpt and compressed-tensors give no block the scale 0, and the latter no tensor a scale beyond float32."""
+    name, generator = "m.q_proj.weight", torch.Generator().manual_seed(0)
+    x = torch.randn(4, 64, generator=generator) * scale
+    x[0] *= first
+    x[1, 16:32] = 0.0
+    (tmp_path / "in").mkdir()
+    save_file({name: x}, tmp_path / "in" / "model.safetensors")
+    try:
+        conversion = convert_checkpoint(tmp_path / "in", tmp_path / "out", to=to, format="nvfp4", recipe=recipe)
+    except CheckpointError as refusal:
+        assert scale < 1 and re.search(
+            f"{name}: (recipe 'modelopt_nvfp4' makes what cannot be read|tensor scale)", str(refusal)
+        )
+        return
+    values = mxref.dequantize(load_checkpoint(tmp_path / "out")[name].tensor)
+    blocks = [each.unflatten(-1, (4, 16)).abs().amax(-1).numpy() for each in (x, values)]
+    assert conversion.changes[0].loss.outside == ((blocks[0] > 0) & (blocks[1] == 0)).sum()
+    assert conversion.changes[0].loss.outside >= 4 or scale == 1e-38
+    assert conversion.faults == (conversion.changes if conversion.changes[0].loss.outside else ())
+
+
+@pytest.mark.parametrize("length", [64, 40])
+@pytest.mark.parametrize("format", [name for name in mxref.formats.BLOCK_FORMATS])
+def test_zeros_of_either_sign_are_found_among_packed_codes(format, length):
+    block = mxref.formats.BLOCK_FORMATS[format]
+    codes = torch.zeros(3, length, dtype=torch.uint8)
+    if block.element.kind != "integer":  # whose sign bit alone is no zero
+        codes[:, ::3] = block.element.sign_mask
+    codes[1, 2] = codes[2, -1] = 1
+    scales = torch.full((3, -(-length // block.block_size)), 100, dtype=torch.uint8)
+    tensor_scale = torch.ones(()) if block.tensor_scale else None
+    q = mxref.BlockTensor.from_codes(codes, scales, tensor_scale, format, block.default_recipe)
+    x = torch.ones(3, length)
+    x[0, : block.block_size] = 0.0
+    assert measure(x, q).outside == 3 * scales.shape[1] - 3
+
+
+def test_a_tensor_scale_beyond_the_reciprocals_of_float32_is_refused(tmp_path):
+    (tmp_path / "in").mkdir()
+    save_file({"m.q_proj.weight": torch.full((2, 32), 1e-40)}, tmp_path / "in" / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"m.q_proj.weight: tensor scale .*e-4\d has no float32 reciprocal"):
+        convert_checkpoint(tmp_path / "in", tmp_path / "out", to="compressed-tensors", format="nvfp4", recipe="exact")
+    assert leftovers(tmp_path) == ["in"]
+
+
 # block scales of another kind
 
 
@@ -524,6 +575,13 @@ REFUSED = {
     ),
     "inputs as they are": (BASE, dict(to="torchao", format="mxfp4", activations=None), "can say mxfp4"),
     "no format": (BASE, dict(to="quark"), "the source holds floats: expected one of nvfp4, mxfp4"),
+    "torchao's nvfp4, from nvfp4": (
+        CT,
+        dict(to="torchao"),
+        "torchao's nvfp4 is not written: expected one of mxfp4, mxfp8_e4m3, mxfp8_e5m2, in which the weights are "
+        "quantized anew",
+    ),
+    "torchao's nvfp4, from floats": (BASE, dict(to="torchao", format="nvfp4"), "torchao's nvfp4 is not written"),
     "format of another dialect": (
         BASE,
         dict(to="modelopt", format="mxfp6_e2m3"),
@@ -539,6 +597,7 @@ REFUSED = {
     "recipe without use": (CT, dict(to="modelopt", recipe="exact"), "nothing is quantized on the way"),
     "recipe of rows": (BASE, dict(to="modelopt", format="nvfp4", recipe="nvidia_16x16"), "blocks of several rows"),
     "ignore": (CT, dict(to="modelopt", ignore=["*"]), "quantized already"),
+    "dialect of floats": (BASE, dict(to="quark", format="mxfp4", dialect="modelopt"), "no weight as modelopt stores one"),
     "all ignored": (BASE, dict(to="quark", format="mxfp4", ignore=["*"]), "nothing to quantize"),
     "shard size": (CT, dict(to="modelopt", shard_size=0), "shard_size"),
 }
@@ -553,7 +612,10 @@ def test_what_cannot_be_done_is_refused_before_anything_is_written(case, tmp_pat
 
 
 BROKEN = {
-    "short blocks": ({f"{EXPERT}.up_proj.weight": torch.zeros(8, 40)}, "has 40 elements a row: mxfp4 takes multiples of 32"),
+    "short blocks": (
+        {f"{EXPERT}.up_proj.weight": torch.zeros(8, 40)},
+        r"\[8, 40\] has 40 elements a row: compressed-tensors takes multiples of 32 in mxfp4",
+    ),
     "float64": ({f"{EXPERT}.up_proj.weight": torch.zeros(8, 64, dtype=torch.float64)}, "is F64: expected F32, F16, BF16"),
     "codes of no weight": ({"x": torch.zeros(8, 64).to(torch.float8_e4m3fn)}, "x is F8_E4M3 and no block-scaled weight"),
     "two of one name": (
@@ -589,6 +651,36 @@ def test_rotated_weights_and_a_kv_cache_are_not_passed_over(tmp_path):
     cached = {"quantization_config": quantization | {"kv_cache_scheme": {"num_bits": 8}}}
     conversion = convert_checkpoint(copy(CT, tmp_path / "k", config=cached), tmp_path / "out", to="modelopt")
     assert conversion.notes == ("what the config says of the KV cache is not carried over",)
+
+
+def test_an_input_scale_that_is_missing_is_no_reason_to_drop_the_others(tmp_path):
+    missing = f"{EXPERT}.up_proj.weight"
+    for source, suffix in ((MODELOPT, ".input_scale"), (CT, ".input_global_scale")):
+        path = copy(source, tmp_path / source.name, change_at(missing.removesuffix(".weight") + suffix, lambda t: None))
+        for to in ("modelopt", "compressed-tensors", "quark"):
+            with pytest.raises(ValueError, match=f"takes? a calibrated input scale for each weight, which {missing} lacks"):
+                convert_checkpoint(path, tmp_path / "out", to=to)
+    assert not (tmp_path / "out").exists()
+    conversion = convert_checkpoint(path, tmp_path / "out", to="modelopt", activations=None)
+    assert sum(change.input_dropped for change in conversion.changes) == 5 and not conversion.lossless
+
+
+@pytest.mark.parametrize("format", ["mxfp4", "mxfp8_e4m3"])
+def test_torchao_gets_no_short_blocks_which_it_cannot_decode(format, tmp_path, rng):
+    q = mxref.quantize(torch.from_numpy(rng.standard_normal((4, 40), dtype="float32")), format)
+    codes = q.packed if format == "mxfp4" else q.packed.view(torch.float8_e4m3fn)
+    (tmp_path / "in").mkdir()
+    save_file({"m.q_proj.weight": codes, "m.q_proj.weight_scale": q.scales}, tmp_path / "in" / "model.safetensors")
+    (tmp_path / "in" / "config.json").write_text('{"quantization_config": {"quant_method": "modelopt"}}')
+    with pytest.raises(ValueError, match=r"m.q_proj.weight \[4, 40\] has 40 elements a row: torchao takes multiples of 32"):
+        convert_checkpoint(tmp_path / "in", tmp_path / "out", to="torchao")
+    assert leftovers(tmp_path) == ["in"]
+    if importlib.util.find_spec("torchao") is not None:
+        from torchao.prototype.mx_formats.mx_tensor import to_dtype
+
+        kinds = {"mxfp4": torch.float4_e2m1fn_x2, "mxfp8_e4m3": torch.float8_e4m3fn}
+        with pytest.raises(RuntimeError, match="must match"):
+            to_dtype(codes, q.scales.view(torch.float8_e8m0fnu), kinds[format], 32, torch.float32)
 
 
 # what other readers make of it
@@ -719,6 +811,23 @@ def test_a_model_in_floats_becomes_nvfp4_weights_alone_and_that_is_said(to, conv
     assert any(said in note for note in json.loads((tmp_path / "r.json").read_text())["notes"])
 
 
+def test_what_is_called_a_linear_and_is_none_stays_and_is_noted(tmp_path):
+    odd = {"a.x_proj.weight": (64,), "a.y_proj.weight": (2, 8, 64), "a.z_proj.weight": (0, 64), "a.v_proj": (8, 64)}
+    odd |= {"a.head.weight": (64,), "a.experts.down_proj": (2, 0, 64)}
+    rest = {"a.x_proj.bias": (64,), "a.norm.weight": (64,), "a.head.bias": (8,), "a.conv.weight": (8, 4, 4)}
+    path = copy(BASE, tmp_path / "c", lambda t: t.update({n: torch.ones(shape) for n, shape in {**odd, **rest}.items()}))
+    conversion = convert_checkpoint(path, tmp_path / "out", to="quark", format="mxfp4", include=["a.head"])
+    expected = {
+        f"{name} {list(shape)} is no weight of a linear, [out, in], and stays as it is" for name, shape in odd.items()
+    }
+    assert set(conversion.notes) == expected and len(conversion.notes) == len(odd)
+    out = load_checkpoint(tmp_path / "out")
+    for name, shape in {**odd, **rest}.items():
+        assert_same_bits(out[name], torch.ones(shape), name)
+    left = convert_checkpoint(path, tmp_path / "left", to="quark", format="mxfp4", ignore=["a"])
+    assert left.notes == ()
+
+
 def test_a_recipe_that_makes_nothing_of_zeros_names_one_that_does(tmp_path):
     path = copy(BASE, tmp_path / "c", lambda t: t.update({f"{EXPERT}.down_proj.weight": torch.zeros(8, 96).bfloat16()}))
     with pytest.raises(
@@ -747,22 +856,60 @@ def test_a_dialect_that_the_config_contradicts_is_said_and_never_copied(tmp_path
 # files
 
 
-def test_force_follows_no_link(tmp_path):
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "letter").write_text("dear")
-    (outside / "config.json").write_text("{}")
-    out = tmp_path / "out"
-    convert_checkpoint(BASE, out, to="quark", format="mxfp4")
-    (out / "folder").symlink_to(outside)
-    (out / "config.json").unlink()
-    (out / "config.json").symlink_to(outside / "config.json")
-    (out / "model.safetensors").rename(outside / "model.safetensors")
-    (out / "model.safetensors").symlink_to(outside / "model.safetensors")
-    before = {file.name: file.read_bytes() for file in outside.iterdir()}
-    convert_checkpoint(BASE, out, to="quark", format="mxfp6_e2m3", force=True)
-    assert {file.name: file.read_bytes() for file in outside.iterdir()} == before
-    assert not any(file.is_symlink() for file in out.iterdir()) and load_checkpoint(out).formats == ("mxfp6_e2m3",)
+STRAY = {
+    "a folder": lambda out: (out / "runs").mkdir(),
+    "a text": lambda out: (out / "thesis.txt").write_text("dear"),
+    "a program": lambda out: (out / "train.py").write_text("pass"),
+    "a link": lambda out: (out / "generation_config.json").symlink_to(out.parent / "letter"),
+    "a link for weights": lambda out: (out / "model.safetensors").symlink_to(out.parent / "letter"),
+    "no weights": lambda out: (out / "model.safetensors").rename(out / "config.json"),
+    "no config": lambda out: (out / "config.json").unlink(),
+}
+
+
+@pytest.mark.parametrize("stray", STRAY)
+def test_force_replaces_what_is_a_checkpoint_and_nothing_else(stray, tmp_path):
+    source, out = copy(BASE, tmp_path / "in"), tmp_path / "out"
+    for name in ("generation_config.json", "merges.txt"):
+        (source / name).write_text("{}")
+    (tmp_path / "letter").write_text("dear")
+    convert_checkpoint(source, out, to="quark", format="mxfp4")
+    convert_checkpoint(source, out, to="quark", format="mxfp6_e2m3", force=True)
+    for name in ("generation_config.json", "model.safetensors") if "link" in stray else ():
+        (out / name).unlink()
+    STRAY[stray](out)
+    before = {file.name: file.read_bytes() for file in out.iterdir() if file.is_file()}
+    with pytest.raises(ValueError, match="force replaces a checkpoint and nothing else, and .*(in it is|holds not both)"):
+        convert_checkpoint(source, out, to="quark", format="mxfp4", force=True)
+    assert {file.name: file.read_bytes() for file in out.iterdir() if file.is_file()} == before
+    assert leftovers(tmp_path) == ["in", "letter", "out"]
+
+
+def test_out_neither_lies_in_the_source_nor_holds_it(tmp_path):
+    source = copy(BASE, tmp_path / "in")
+    for out in (source, source / "out", tmp_path, source / ".." / "in" / "out"):
+        with pytest.raises(ValueError, match="is the source, lies in it or holds it"):
+            convert_checkpoint(source, out, to="quark", format="mxfp4", force=True)
+    assert leftovers(source) == ["config.json", "model.safetensors"]
+
+
+def test_a_link_beside_the_weights_is_copied_unless_it_leads_away(tmp_path):
+    source = copy(BASE, tmp_path / "snapshots" / "revision")
+    (source / "tokenizer.json").write_text("{}")
+    (source / "vocab.json").symlink_to("tokenizer.json")
+    (tmp_path / "blobs").mkdir()  # as the cache of a hub has it
+    (tmp_path / "blobs" / "1").write_text("merges")
+    (source / "merges.txt").symlink_to("../../blobs/1")
+    convert_checkpoint(source, tmp_path / "out", to="quark", format="mxfp4")
+    assert (tmp_path / "out" / "merges.txt").read_text() == "merges" and (
+        tmp_path / "out" / "vocab.json"
+    ).read_text() == "{}"
+    assert not any(file.is_symlink() for file in (tmp_path / "out").iterdir())
+    (tmp_path / "secret").write_text("key")
+    (source / "notes.txt").symlink_to(tmp_path / "secret")
+    with pytest.raises(ValueError, match="notes.txt links to .*secret, outside of its folder: it is not copied"):
+        convert_checkpoint(source, tmp_path / "other", to="quark", format="mxfp4")
+    assert leftovers(tmp_path) == ["blobs", "out", "secret", "snapshots"]
 
 
 def test_force_replaces_nothing_that_the_source_links_to(tmp_path):
@@ -849,15 +996,17 @@ def test_out_is_replaced_only_by_force_and_only_if_it_is_a_checkpoint(tmp_path):
     convert_checkpoint(BASE, out, to="quark", format="mxfp6_e2m3", force=True)
     assert load_checkpoint(out).formats == ("mxfp6_e2m3",) and not (out / INDEX).exists()
     assert leftovers(tmp_path) == ["out"]
+    (tmp_path / "empty").mkdir()
+    convert_checkpoint(BASE, tmp_path / "empty", to="quark", format="mxfp4", force=True)
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "letter").write_text("dear")
     (tmp_path / "link").symlink_to(out)
     (tmp_path / "file").write_text("")
     for name in ("home", "link", "file"):
-        with pytest.raises(ValueError, match="force replaces no"):
+        with pytest.raises(ValueError, match="force replaces a checkpoint and nothing else"):
             convert_checkpoint(BASE, tmp_path / name, to="quark", format="mxfp4", force=True)
     for inside in (out, out / "model.safetensors"):
-        with pytest.raises(ValueError, match="holds the source itself"):
+        with pytest.raises(ValueError, match="is the source, lies in it or holds it"):
             convert_checkpoint(inside, out, to="quark", format="mxfp6_e2m3", force=True)
     with pytest.raises(ValueError, match="its directory does not exist"):
         convert_checkpoint(BASE, tmp_path / "no" / "where", to="quark", format="mxfp4")
@@ -877,7 +1026,7 @@ run()
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_a_killed_run_leaves_no_checkpoint(number, tmp_path):
     pytest.importorskip("typer")
     arguments = ["convert", str(BASE), "--to", "quark", "--format", "mxfp4", "--out", str(tmp_path / "out")]
@@ -893,6 +1042,15 @@ def test_a_killed_run_leaves_no_checkpoint(number, tmp_path):
         process.stdout.close()
     assert not (tmp_path / "out").exists()
     assert number == signal.SIGKILL or leftovers(tmp_path) == []
+
+
+def test_a_run_that_is_to_outlive_its_terminal_does(tmp_path):
+    pytest.importorskip("typer")
+    script = WAITING.replace("time.sleep(60)", "os.kill(os.getpid(), signal.SIGHUP)").replace("sys, time", "os, signal, sys")
+    script = f"import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n{script}"  # as nohup does
+    arguments = ["convert", str(BASE), "--to", "quark", "--format", "mxfp4", "--out", str(tmp_path / "out")]
+    result = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True)
+    assert result.returncode == 0 and leftovers(tmp_path) == ["out"], result.stderr
 
 
 @pytest.mark.skipif(os.name != "posix", reason="file sizes are limited as POSIX does it")
@@ -930,13 +1088,14 @@ def test_a_source_that_ends_early_is_refused(tmp_path):
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the high-water mark is reset as Linux does it")
 def test_memory_holds_a_weight_and_never_a_shard(tmp_path):
     """100 MB in two shards of 4 MB weights: what is resident grows by less than one shard, reading, quantizing, writing."""
-    generator, listed = torch.Generator().manual_seed(0), {}
+    generator, listed, source = torch.Generator().manual_seed(0), {}, tmp_path / "in"
+    source.mkdir()
     for part in range(2):
         named = {f"model.layers.{i}.mlp.up_proj.weight" for i in range(12 * part, 12 * part + 12)}
         found = {name: torch.randn(1024, 2048, generator=generator).bfloat16() for name in named}
-        save_file(found, tmp_path / f"model-{part}.safetensors")
+        save_file(found, source / f"model-{part}.safetensors")
         listed |= dict.fromkeys(found, f"model-{part}.safetensors")
-    (tmp_path / INDEX).write_text(json.dumps({"weight_map": listed}))
+    (source / INDEX).write_text(json.dumps({"weight_map": listed}))
     script = f"""
 import torch
 torch.set_num_threads(1)
@@ -952,7 +1111,7 @@ def load(path):
     for weight in load_checkpoint(path).streamed().values():
         pass
 convert_checkpoint({str(BASE)!r}, {str(tmp_path / "warm")!r}, to="quark", format="mxfp4")
-print(peak(lambda: convert_checkpoint({str(tmp_path)!r}, {str(tmp_path / "out")!r}, to="quark", format="mxfp4")))
+print(peak(lambda: convert_checkpoint({str(source)!r}, {str(tmp_path / "out")!r}, to="quark", format="mxfp4")))
 print(peak(lambda: load({str(tmp_path / "out")!r})))
 """
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
@@ -968,6 +1127,8 @@ print(peak(lambda: load({str(tmp_path / "out")!r})))
 def test_the_command_converts_and_says_what_changed(convert, tmp_path):
     result = convert(CT, "--to", "modelopt", "--out", tmp_path / "out", "--json", tmp_path / "r.json")
     assert result.exit_code == 0 and "turned" in result.stdout and f"{EXPERT}.down_proj.weight" in result.stdout
+    assert "turned: codes and block scales are as they were, bit for bit; the tensor scale" in result.stdout
+    assert "became its reciprocal, which is exact for powers of two alone" in result.stdout
     record = json.loads((tmp_path / "r.json").read_text())
     assert (record["source"], record["target"]) == ("compressed-tensors w_nvfp4_a_nvfp4", "modelopt w_nvfp4_a_nvfp4")
     assert record["lossless"] is False and len(record["weights"]) == 6

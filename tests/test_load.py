@@ -372,6 +372,15 @@ def test_other_semantics_are_moe_experts_and_matmul(format, semantics, tmp_path)
     assert_same_bits(o_proj(x), mxref.matmul(a, w, bias=bias, out_dtype=torch.bfloat16, semantics=semantics))
 
 
+def test_scales_of_a_model_without_any_are_refused(tmp_path):
+    tiny_model("qwen3moe").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="scales='vllm' is for stored scales, and .* has none: nothing in it is quantized"):
+        load(tmp_path, scales="vllm")
+    for given in (tmp_path, tiny_model("qwen3moe")):
+        with pytest.raises(ValueError, match="scales='vllm' is for the path of a quantized checkpoint, which neither"):
+            evaluate(given, scales="vllm", ids="random", formats=["mxfp4"])
+
+
 def test_gate_and_up_keep_their_scales_or_take_what_vllm_takes(tmp_path):
     folder, model = make(tmp_path / "made", "qwen3moe", "nvfp4")
     stored = load_file(folder / "model.safetensors")
@@ -398,6 +407,8 @@ def test_gate_and_up_keep_their_scales_or_take_what_vllm_takes(tmp_path):
     assert set(vllm.input_scales.down.tolist()) == {of("down", "input").min().item()}
     with pytest.raises(ValueError, match="gate and up of expert 0 have input scales .*semantics='torch'.*scales='vllm'"):
         load(folder, semantics="blockwise")
+    with pytest.raises(ValueError, match="scales='vllm' is for stored scales, and dequantized=True leaves none"):
+        load(folder, scales="vllm", dequantized=True)
     assert load(folder, semantics="blockwise", scales="vllm").model.layers[0].mlp.experts.semantics == "blockwise"
 
 

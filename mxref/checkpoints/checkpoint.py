@@ -5,7 +5,7 @@ What makes a weight is decided and checked from headers alone; tensors are read 
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -46,13 +46,13 @@ class QuantizedWeight:
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """Which tensors of the files make one weight, in which layout, and its elements along the packed axis."""
+    """Which tensors of the files make one weight, in which layout, and its shape `[out, in]` or `[experts, out, in]`."""
 
     name: str
     layout: Layout
     codes: str
     scales: str
-    length: int
+    shape: tuple[int, ...]
     tensor_scale: str | None
     input_scale: str | None
     rows: str | None
@@ -68,8 +68,8 @@ class Checkpoint(Mapping):
     """A checkpoint: names to `QuantizedWeight` or plain tensors, each read from its shard when it is looked up.
 
     `dialect`: a name in `mxref.checkpoints.DIALECTS`. `config`: config.json. `declared`: what it says of quantization.
-    `stored`: every name, with what makes it if it is a quantized weight, else None. `notes`: where an index and the files
-    disagree without harm, by tensor. `contradicted`: in words, that the config names another dialect than the one that
+    `stored`: every name, with what makes it if it is a quantized weight, else None. `notes`: in words, what lies beside the
+    files and is not read. `contradicted`: in words, that the config names another dialect than the one that
     was asked for, and so says nothing; None if it does not. Iteration follows the files: `items()` goes shard by shard,
     one weight at a time. `streamed()` is the same with memory for no more than what its reader holds.
     """
@@ -80,7 +80,7 @@ class Checkpoint(Mapping):
     stored: Mapping[str, StoredWeight | None]
     shards: Shards
     device: torch.device = torch.device("cpu")
-    notes: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
     contradicted: str | None = None
 
     def streamed(self) -> "Checkpoint":
@@ -131,7 +131,8 @@ def load_checkpoint(
 ) -> Checkpoint:
     """Open a checkpoint directory or one .safetensors file; tensors are read when they are looked up.
 
-    A directory has `model.safetensors`, or shards and `model.safetensors.index.json`; `config.json` and
+    A directory has `model.safetensors`, or shards and `model.safetensors.index.json`, which counts where both are there
+    and has to be right in every tensor; `config.json` and
     `hf_quant_config.json` say what is in it, for a single file those beside it. `dialect`: a name in
     `mxref.checkpoints.DIALECTS`, instead of what the config says, which is then not heeded if it says another. Tensors
     that belong to no block-scaled weight stay as they are. Scales are kept apart and as given: nothing is merged,
@@ -240,8 +241,13 @@ def _find_weight(
     if layout.tensor_scale and tensor_scale is None:
         raise CheckpointError(f"{stem}{layout.tensor_scale} is missing: {layout.format} in {dialect} has a tensor scale")
     input_scale = _find_scale(entries, stem, layout.input_scale, codes, rows)
+    shape = list(codes.shape)
+    if layout.code_blocks and len(shape) > 3:
+        shape[-2:] = [shape[-2] * shape[-1]]
+    shape.append(_length(layout, codes, scales))
+    del shape[layout.axis - 1]
     parts = (stem + layout.codes, stem + layout.scales)
-    return StoredWeight(name, layout, *parts, _length(layout, codes, scales), tensor_scale, input_scale, rows)
+    return StoredWeight(name, layout, *parts, tuple(shape), tensor_scale, input_scale, rows)
 
 
 def _rows(stem: str, dialect: str, model: object) -> str | None:
@@ -292,12 +298,12 @@ def _read_weight(shards: Shards, weight: StoredWeight, device: torch.device) -> 
     if layout.scale_layout == "linear":
         scales = scales.movedim(layout.axis, -1).contiguous()
     else:
-        blocks = -(-weight.length // layout.block.block_size)
+        blocks = -(-weight.shape[-1] // layout.block.block_size)
         scales = from_layout(scales, layout.scale_layout, (*codes.shape[:-1], blocks))
     try:
         tensor = BlockTensor(
             codes.to(device),
-            weight.length,
+            weight.shape[-1],
             scales.to(device),
             _read_scale(shards, weight.tensor_scale, device, codes.ndim),
             layout.format,

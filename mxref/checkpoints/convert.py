@@ -7,7 +7,7 @@ memory holds one job and never a shard. The directory takes its name when it is 
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from mxref.checkpoints.checkpoint import load_checkpoint
 from mxref.checkpoints.dialects import DIALECTS, check_patterns
-from mxref.checkpoints.files import INDEX, WHOLE, Output, ShardWriter, read_json, write_json
+from mxref.checkpoints.files import INDEX, Output, ShardWriter, read_json, write_json
 from mxref.checkpoints.plan import DEFAULT, Plan, Wish, make_plan
 from mxref.checkpoints.recode import Change
 from mxref.checkpoints.writers import FLOATS, header_metadata, quantization_configs
@@ -25,6 +25,7 @@ from mxref.recipes import Recipe
 
 SHARD_SIZE = 5 * 10**9
 HF_CONFIG = "hf_quant_config.json"
+_CONFIGS = ("config.json", HF_CONFIG)
 _COPIED = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".py")  # files beside the weights that go along
 
 
@@ -90,7 +91,8 @@ def convert_checkpoint(
 
     Of a model in floats every linear is quantized whose name ends in `_proj` or `w1`, `w2`, `w3`, or matches a pattern
     of `include`, and matches none of `ignore` (names, wildcards, `re:` expressions). `dialect`: as for `load_checkpoint`.
-    `shard_size`: bytes. `measure_losses`: compare what was quantized from floats too. `force`: replace `out`.
+    `shard_size`: bytes. `measure_losses`: compare what was quantized from floats too. `force`: replace a checkpoint at
+    `out`: a folder of a config.json, weights, and else only files that are written anew, none of them a link.
 
     One job at a time is in memory: a weight, gate and up that share a scale, or a stack of experts. Everything is
     written to a directory beside `out`, which takes its name at the end; whatever goes wrong before leaves `out` as it
@@ -104,7 +106,9 @@ def convert_checkpoint(
     check_choice("to", to, tuple(DIALECTS))
     check_number("shard_size", shard_size, 1)
     checkpoint = load_checkpoint(path, dialect=dialect).streamed()
-    _check_out(path, out, force)
+    beside = path if path.is_dir() else path.parent
+    others = _others(beside)
+    _check_out(path, out, force, {file.name for file in others})
     for name, patterns in (("ignore", ignore), ("include", include)):
         check_patterns(name, patterns)
     plan = make_plan(checkpoint, Wish(to, format, activations, recipe, tuple(ignore), tuple(include), measure_losses))
@@ -127,9 +131,9 @@ def convert_checkpoint(
                     on_progress("tensors", done, len(jobs))
         finally:
             writer.close()
-        beside = path if path.is_dir() else path.parent
         _write_configs(plan, beside, folder, outputs)
-        _copy_others(beside, folder)
+        for file in others:
+            shutil.copyfile(file, folder / file.name)
     return Conversion(
         path=str(path),
         out=str(out),
@@ -152,25 +156,32 @@ def _dropped(changes: Sequence[Change]) -> Iterator[str]:
         yield f"the input scale of {names[0]}{others} is not written: what quantizes inputs cannot be had back"
 
 
-def _check_out(path: Path, out: Path, force: bool) -> None:
-    """Raise unless `out` may be written, before anything is."""
+def _check_out(path: Path, out: Path, force: bool, written: Collection[str]) -> None:
+    """Raise unless `out` may be written, before anything is. `written`: files that are copied there."""
     source, target = path.resolve(), out.resolve()
-    if target == source or target in source.parents or (path.is_file() and target == source.parent):
-        raise ValueError(f"out={str(out)!r} holds the source itself: expected another directory")
+    if target == source or target in source.parents or source in target.parents:
+        raise ValueError(f"out={str(out)!r} is the source, lies in it or holds it: expected another directory")
     if not _parent(out).is_dir():
         raise ValueError(f"out={str(out)!r}: its directory does not exist")
     if not out.exists() and not out.is_symlink():
         return
     if not force:
         raise ValueError(f"out={str(out)!r} exists: force replaces it")
+    refusal = f"out={str(out)!r}: force replaces a checkpoint and nothing else, and "
     if out.is_symlink() or not out.is_dir():
-        raise ValueError(f"out={str(out)!r} is no directory: force replaces none but a checkpoint's")
+        raise ValueError(f"{refusal}this is no directory")
+    held = sorted(out.iterdir())
+    for file in held:
+        if file.is_symlink() or not file.is_file():
+            raise ValueError(f"{refusal}{file.name} in it is {'a link' if file.is_symlink() else 'no file'}")
+        if file.suffix != ".safetensors" and file.name not in (*_CONFIGS, INDEX, *written):
+            raise ValueError(f"{refusal}{file.name} in it is neither weights nor config, nor written anew")
+    if held and not ((out / "config.json").is_file() and any(file.suffix == ".safetensors" for file in held)):
+        raise ValueError(f"{refusal}this holds not both a config.json and a .safetensors file")
     folder = path if path.is_dir() else path.parent
-    inside = [each.name for each in folder.iterdir() if target in each.resolve().parents]
-    if inside:
-        raise ValueError(f"out={str(out)!r} holds what {inside[0]} of the source links to: expected another directory")
-    if any(out.iterdir()) and not any((out / name).is_file() for name in ("config.json", WHOLE, INDEX)):
-        raise ValueError(f"out={str(out)!r} holds no checkpoint: force replaces nothing else")
+    linked = [each.name for each in folder.iterdir() if target in each.resolve().parents]
+    if linked:
+        raise ValueError(f"out={str(out)!r} holds what {linked[0]} of the source links to: expected another directory")
 
 
 def _parent(out: Path) -> Path:
@@ -245,10 +256,17 @@ def _is_float_matrix(output: Output) -> bool:
     return output.name.endswith(".weight") and len(output.shape) == 2 and output.dtype in ("F32", "F16", "BF16", "F64")
 
 
-def _copy_others(source: Path, folder: Path) -> None:
-    """Tokenizer, generation config and what else stands beside weights."""
+def _others(source: Path) -> list[Path]:
+    """Tokenizer, generation config and what else stands beside weights and goes along. Raises for links that lead away."""
+    found, home = [], source.resolve()
     for path in sorted(source.iterdir()):
-        kept = path.suffix in _COPIED or path.name.startswith("LICENSE")
-        if kept and path.is_file() and not (folder / path.name).exists() and not path.name.endswith(".index.json"):
-            if path.name not in ("config.json", HF_CONFIG):
-                shutil.copyfile(path, folder / path.name)
+        if path.suffix not in _COPIED and not path.name.startswith("LICENSE") or not path.is_file():
+            continue
+        if path.name in _CONFIGS or path.name.endswith(".index.json"):
+            continue
+        target = path.resolve()
+        cached = home.parent.name == "snapshots" and target.parent == home.parent.parent / "blobs"
+        if target.parent != home and not cached:
+            raise ValueError(f"{path} links to {target}, outside of its folder: it is not copied; put the file itself there")
+        found.append(path)
+    return found

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from mxref.checkpoints.files import CheckpointError, as_object, get
+from mxref.checkpoints.files import CheckpointError, get
 from mxref.formats import BLOCK_FORMATS, BlockFormat, check_choice
 from mxref.recipes import RECIPES
 
@@ -26,7 +26,8 @@ class Layout:
     `stem + input_scale`. `recipe`: what its tool encodes and decodes by; its direction is that of both scales. `inputs`:
     the recipe of the layer's inputs, where that is another. `axis`: the packed one. `scale_layout`: a name in
     `mxref.packing.LAYOUTS`; of rows that differ in nothing else the first is written. `code_blocks`: codes are
-    `[..., blocks, bytes]`. `scalar`: the shape in which one tensor scale is written.
+    `[..., blocks, bytes]`. `scalar`: the shape in which one tensor scale is written. `whole_blocks`: whether its tool reads
+    no weight whose last block is short.
     """
 
     format: str
@@ -43,6 +44,7 @@ class Layout:
     code_blocks: bool = False
     inputs: str | None = None
     scalar: tuple[int, ...] = ()
+    whole_blocks: bool = False
 
     @property
     def stacked(self) -> bool:
@@ -67,7 +69,7 @@ def _nvfp4(recipe: str, **others) -> Layout:
 def _torchao(format: str, codes_dtype: str, scale_layout: str) -> Layout:
     suffixes = dict(codes="._weight_qdata", scales="._weight_scale")
     dtypes = dict(codes_dtype=codes_dtype, scales_dtype=("F8_E8M0", "U8"))
-    return Layout(format, "torchao_rceil", **suffixes, **dtypes, scale_layout=scale_layout)
+    return Layout(format, "torchao_rceil", **suffixes, **dtypes, scale_layout=scale_layout, whole_blocks=True)
 
 
 _TWO = dict(tensor_scale=".weight_scale_2", input_scale=".input_scale")
@@ -179,7 +181,7 @@ def find_dialect(config: dict, producer_config: dict, given: str | None, has_cod
         check_choice("dialect", given, tuple(DIALECTS))
     found = get(config, "quantization_config") or get(config, "text_config", "quantization_config")
     if found is None and producer_config:
-        found = {"quant_method": "modelopt", **as_object(get(producer_config, "quantization"))}
+        found = {"quant_method": "modelopt", **_typed(producer_config, "quantization", dict)}
     if found is not None and not isinstance(found, dict):
         raise CheckpointError(f"config.json: quantization_config is no object but {type(found).__name__}")
     method = str(found.get("quant_method")) if found else ""
@@ -200,14 +202,24 @@ def declared(dialect: str, quantization: dict) -> Declared:
     return _READERS.get(dialect, lambda _: Declared())(quantization)
 
 
-def _strings(found: Any) -> tuple[str, ...]:
-    return tuple(entry for entry in found if isinstance(entry, str)) if isinstance(found, list) else ()
+def _typed(found: Any, key: str, kind: type, *others: type) -> Any:
+    """What an object has at `key`, an empty `kind` if nothing. Raises unless it is of that kind, or one of the others."""
+    value = get(found, key)
+    if value is not None and not isinstance(value, (kind, *others)):
+        names = {dict: "an object", list: "a list"}
+        expected = " or ".join(names[each] for each in (kind, *others))
+        raise CheckpointError(f"the config's {key} is {json.dumps(value)[:80]}: expected {expected}")
+    return kind() if value is None else value
 
 
-def _objects(found: Any) -> list[dict]:
+def _strings(found: Any, key: str) -> tuple[str, ...]:
+    return tuple(entry for entry in _typed(found, key, list) if isinstance(entry, str))
+
+
+def _objects(found: Any, key: str) -> list[dict]:
     """The values of an object, or the entries of a list, that are objects themselves."""
-    values = found.values() if isinstance(found, dict) else found if isinstance(found, list) else ()
-    return [value for value in values if isinstance(value, dict)]
+    value = _typed(found, key, dict, list)
+    return [_typed({key: each}, key, dict) for each in (value.values() if isinstance(value, dict) else value)]
 
 
 def _float_format(args: Any) -> str | None:
@@ -218,10 +230,10 @@ def _float_format(args: Any) -> str | None:
 
 
 def _groups(quantization: dict) -> dict[str, Any]:
-    groups = _objects(get(quantization, "config_groups"))
+    groups = _objects(quantization, "config_groups")
     formats = {_float_format(get(group, "weights")) for group in groups} - {None}
     activations = {_float_format(get(group, "input_activations")) for group in groups} - {None}
-    targets = [target for group in groups for target in _strings(group.get("targets"))]
+    targets = [target for group in groups for target in _strings(group, "targets")]
     # "Linear" is a class, any other target a name
     by_name = tuple(targets) if targets and not any(re.fullmatch(r"[A-Z]\w*", target) for target in targets) else None
     unread = [_unread("input_activations", get(group, "input_activations"), _float_format) for group in groups]
@@ -242,12 +254,12 @@ def _read_compressed_tensors(quantization: dict) -> Declared:
     found |= dict(formats=frozenset(found["formats"]), static=found["activations"] == "nvfp4")
     transform = _unread("transform_config", get(quantization, "transform_config"), lambda _: None)
     found["unread"] += (transform,) if transform else ()
-    return Declared(**found, skips=_strings(get(quantization, "ignore")))
+    return Declared(**found, skips=_strings(quantization, "ignore"))
 
 
 def _algorithm_formats(quantization: dict) -> dict[str, str]:
     """ModelOpt's algorithms by module; "" stands for the whole model."""
-    layers = {"": quantization, **as_object(get(quantization, "quantized_layers"))}
+    layers = {"": quantization, **_typed(quantization, "quantized_layers", dict)}
     found = {}
     for module, settings in layers.items():
         name = re.search("nvfp4|mxfp4|mxfp8", str(get(settings, "quant_algo")).lower())
@@ -265,9 +277,9 @@ def _read_modelopt(quantization: dict) -> Declared:
     activations = found["activations"] or (
         whole if algorithm == "NVFP4" and not get(quantization, "config_groups") else None
     )
-    skips = _strings(get(quantization, "ignore")) + _strings(get(quantization, "exclude_modules"))
+    skips = _strings(quantization, "ignore") + _strings(quantization, "exclude_modules")
     targets = None if whole or not layers else ()
-    algorithms = {str(get(settings, "quant_algo")) for settings in _objects(get(quantization, "quantized_layers"))}
+    algorithms = {str(get(settings, "quant_algo")) for settings in _objects(quantization, "quantized_layers")}
     if algorithms == {"NVFP4"} and whole is None:
         activations = "nvfp4"
     elif len(algorithms) > 1:
@@ -284,9 +296,9 @@ def _quark_format(spec: Any) -> str | None:
 
 
 def _read_quark(quantization: dict) -> Declared:
-    whole = get(quantization, "global_quant_config")
+    whole = _typed(quantization, "global_quant_config", dict)
     weight, activations = _quark_format(get(whole, "weight")), _quark_format(get(whole, "input_tensors"))
-    specs = as_object(get(quantization, "layer_quant_config"))
+    specs = _typed(quantization, "layer_quant_config", dict)
     layers = {name: _quark_format(get(spec, "weight")) for name, spec in specs.items()}
     unread = [_unread("input_tensors", get(spec, "input_tensors"), _quark_format) for spec in (whole, *specs.values())]
     unread += [_unread("output_tensors", get(spec, "output_tensors"), lambda _: None) for spec in (whole, *specs.values())]
@@ -296,7 +308,7 @@ def _read_quark(quantization: dict) -> Declared:
         frozenset({weight} - {None}),
         activations,
         {name: format for name, format in layers.items() if format},
-        _strings(get(quantization, "exclude")),
+        _strings(quantization, "exclude"),
         static=activations == "nvfp4",
         unread=tuple(text for text in unread if text),
     )
@@ -304,7 +316,7 @@ def _read_quark(quantization: dict) -> Declared:
 
 def _read_gpt_oss(quantization: dict) -> Declared:
     targets = ("experts.gate_up_proj", "experts.down_proj")
-    skips = _strings(get(quantization, "modules_to_not_convert"))
+    skips = _strings(quantization, "modules_to_not_convert")
     return Declared(frozenset(["mxfp4"]), skips=skips, targets=tuple(f"*.{target}" for target in targets))
 
 

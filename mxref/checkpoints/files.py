@@ -205,20 +205,20 @@ def write_json(path: Path, value: Any) -> None:
         os.fsync(file.fileno())
 
 
-def open_shards(path: Path) -> tuple[Shards, dict[str, str]]:
-    """The shards at `path`, and where its index disagrees with a whole `model.safetensors`, by tensor.
+def open_shards(path: Path) -> tuple[Shards, tuple[str, ...]]:
+    """The shards at `path`, and in words what lies there and is not read.
 
-    An index whose other files are all absent is stale, and `model.safetensors` what there is, as in transformers.
+    An index counts before a whole `model.safetensors`: its files must be there and hold what it says, neither less nor more.
     """
     if path.is_file():
-        return Shards([path]), {}
+        return Shards([path]), ()
     if not path.is_dir():
         raise ValueError(f"{path}: expected a checkpoint directory or a .safetensors file")
     whole = (path / WHOLE).is_file()
     if not whole and not (path / INDEX).is_file():
         raise ValueError(f"{path}: holds neither {INDEX} nor {WHOLE}")
     if not (path / INDEX).is_file():
-        return Shards([path / WHOLE]), {}
+        return Shards([path / WHOLE]), ()
     listed = read_json(path / INDEX).get("weight_map")
     if not isinstance(listed, dict) or not all(isinstance(file, str) for file in listed.values()):
         raise CheckpointError(f"{INDEX}: expected a weight_map from names of tensors to names of files")
@@ -226,18 +226,18 @@ def open_shards(path: Path) -> tuple[Shards, dict[str, str]]:
     for file in files:
         if PureWindowsPath(file).name != file or "\0" in file or not file.endswith(".safetensors"):
             raise CheckpointError(f"{INDEX} names {file!r}: expected a .safetensors file of this directory")
-    missing = [file for file in files if not (path / file).is_file()]
-    stale = whole and set(files) <= {WHOLE, *missing}
-    if missing and not stale:
-        raise CheckpointError(f"{INDEX} names {missing[0]}, which does not exist")
-    shards = Shards([path / WHOLE] if stale else [path / file for file in files])
-    notes = {name: f"{INDEX} does not list it" for name in shards.entries if name not in listed}
+    for name, file in listed.items():
+        if not (path / file).is_file():
+            alone = f": give {path / WHOLE} to read that file alone" if whole else ""
+            raise CheckpointError(f"{INDEX} says that {name} is in {file}, which does not exist{alone}")
+    shards = Shards([path / file for file in files])
     for name, file in listed.items():
         if name not in shards.entries or shards.entries[name].shard.name != file:
-            if file not in missing:
-                raise CheckpointError(f"{INDEX} says that {name} is in {file}, which does not hold it")
-            notes[name] = f"{INDEX} says that it is in {file}, which does not exist"
-    return shards, notes
+            raise CheckpointError(f"{INDEX} says that {name} is in {file}, which does not hold it")
+    for name, entry in shards.entries.items():
+        if name not in listed:
+            raise CheckpointError(f"{entry.shard.name} holds {name}, which {INDEX} does not list")
+    return shards, (f"{WHOLE} is not read: {INDEX} counts, and does not name it",) if whole and WHOLE not in files else ()
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -258,11 +258,6 @@ def get(config: Any, *keys: str) -> Any:
     for key in keys:
         config = config.get(key) if isinstance(config, dict) else None
     return config
-
-
-def as_object(found: Any) -> dict:
-    """`found` if it is a JSON object, else an empty one."""
-    return found if isinstance(found, dict) else {}
 
 
 def _open(path: Path) -> Any:

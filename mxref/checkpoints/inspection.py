@@ -19,30 +19,46 @@ from mxref.checkpoints.files import CheckpointError, get
 
 RMS_RANGE = (1e-6, 1e3)  # of the weights of a trained matrix, with a wide margin
 _SAMPLE = 1 << 16  # elements of a matrix whose rms is taken
+_PIECE = 1 << 18  # elements of a plain tensor that are summed at a time, to look for NaN and Inf where a sum is none
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _WIDE = (*_FLOATS, "BOOL", "I16", "I32", "I64", "U16", "U32", "U64")
 _LAYER, _EXPERT = re.compile(r"(?<=\.layers\.)\d+(?=\.)"), re.compile(r"(?<=\.experts\.)\d+(?=\.)")
 _LINEAR = re.compile(r".*(_proj|\.w[123])")
 _STACK = re.compile(r".*\.experts\.(gate_up_proj|up_proj|down_proj)")
 _PAIRS = (("gate_proj", "up_proj"), ("w1", "w3"))
-_NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight")
-_QKVO = tuple(f"self_attn.{part}_proj.weight" for part in "qkvo")
-_QK_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
-_MLP = tuple(f"mlp.{part}_proj.weight" for part in ("gate", "up", "down"))
-# What every layer of a model type has, and what one with experts has besides; alternatives stand together.
-_LAYERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "llama": (_NORMS + _QKVO + _MLP, ()),
-    "mistral": (_NORMS + _QKVO + _MLP, ()),
-    "mixtral": (_NORMS + _QKVO, ("block_sparse_moe.gate.weight|mlp.gate.weight",)),
-    "qwen2": (_NORMS + _QKVO + _MLP, ()),
-    "qwen3": (_NORMS + _QKVO + _MLP + _QK_NORMS, ()),
-    "qwen3_moe": (_NORMS + _QKVO + _QK_NORMS, ("mlp.gate.weight",)),
-    "gpt_oss": (_NORMS + _QKVO + ("self_attn.sinks",), ("mlp.router.weight", "mlp.router.bias")),
+# What every layer of a model type has, and what one with experts has besides, with shapes; alternatives stand together.
+# Letters are sizes as `_sizes` reads them from the config, ? is any.
+_NORMS = {"input_layernorm.weight": "H", "post_attention_layernorm.weight": "H"}
+_QKVO = {f"self_attn.{part}_proj.weight": shape for part, shape in (("q", "Q H"), ("k", "K H"), ("v", "K H"), ("o", "H Q"))}
+_QK_NORMS = {"self_attn.q_norm.weight": "D", "self_attn.k_norm.weight": "D"}
+_MLP = {f"mlp.{part}_proj.weight": shape for part, shape in (("gate", "I H"), ("up", "I H"), ("down", "H I"))}
+_DENSE, _MIXED = {**_NORMS, **_QKVO, **_MLP}, {**_NORMS, **_QKVO, **_QK_NORMS}
+_LAYERS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
+    "llama": (_DENSE, {}),
+    "mistral": (_DENSE, {}),
+    "mixtral": ({**_NORMS, **_QKVO}, {"block_sparse_moe.gate.weight|mlp.gate.weight": "E H"}),
+    "qwen2": (_DENSE, {}),
+    "qwen2_moe": ({**_NORMS, **_QKVO}, {"mlp.gate.weight": "E H", "mlp.shared_expert_gate.weight": "? H"}),
+    "qwen3": ({**_DENSE, **_QK_NORMS}, {}),
+    "qwen3_moe": (_MIXED, {"mlp.gate.weight": "E H"}),
+    "gpt_oss": (
+        {**_NORMS, **_QKVO, "self_attn.sinks": "A"},
+        {"mlp.router.weight": "E H", "mlp.router.bias": "E"},
+    ),
     "deepseek_v3": (
-        _NORMS + ("self_attn.kv_a_layernorm.weight",),
-        ("mlp.gate.weight", "mlp.gate.e_score_correction_bias"),
+        {
+            **_NORMS,
+            "self_attn.q_a_layernorm.weight|self_attn.q_proj.weight": "",
+            "self_attn.kv_a_layernorm.weight": "?",
+            "self_attn.o_proj.weight": "H ?",
+        },
+        {"mlp.gate.weight": "E H", "mlp.gate.e_score_correction_bias": "E"},
     ),
 }
+_EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
+_OF_EXPERTS = {f"{part}.weight": "M H" for part in ("gate_proj", "up_proj", "w1", "w3")}
+_OF_EXPERTS |= {f"{part}.weight": "H M" for part in ("down_proj", "w2")} | {"gate_up_proj": "E 2M H", "down_proj": "E H M"}
+_OF_MODEL = {"model.embed_tokens.weight": "V H", "model.norm.weight": "H", "lm_head.weight": "V H"}
 _ROWS = [layout for layouts in DIALECTS.values() for layout in layouts]
 _COMPANIONS = tuple({suffix for row in _ROWS for suffix in (row.scales, row.tensor_scale, row.input_scale) if suffix})
 
@@ -92,15 +108,15 @@ def inspect_checkpoint(
     dialect: str | None = None,
     on_progress: Callable[[str, int, int], None] | None = None,
 ) -> Inspection:
-    """Read every quantized weight of a checkpoint and say what is wrong with it.
+    """Read every tensor of a checkpoint and say what is wrong with it.
 
     Faults: files that contradict themselves, NaN block scales, an input scale that is missing, zero or not finite, weights
     whose rms is implausible (and would not be in the other direction of the tensor scale), tensors that belong to no
-    weight, layers, experts and quantized modules that the config promises and the files lack, and norms, routers and
-    projections that every layer of a known model type has. Warnings: gate and up
-    with different scales, weights that are all zero or end in a short block, weights not quantized in blocks, an
-    index that disagrees. `dialect`: as for `load_checkpoint`. `on_progress("weights", done, all)` is called as
-    work proceeds. Raises ValueError for a path that is no checkpoint.
+    weight, plain tensors that hold NaN, Inf or integers for floats; layers, experts and quantized modules that the config
+    promises and the files lack; of known model types norms, routers and projections that a layer lacks, and shapes that
+    are not the config's. Warnings: gate and up with different scales, weights that are all zero or end in a short block,
+    weights not quantized in blocks, a file that is not read. `dialect`: as for `load_checkpoint`.
+    `on_progress("tensors", done, all)` is called as work proceeds. Raises ValueError for a path that is no checkpoint.
 
     >>> inspect_checkpoint("nowhere")
     Traceback (most recent call last):
@@ -111,24 +127,28 @@ def inspect_checkpoint(
     except CheckpointError as fault:
         return Inspection(str(path), findings=(Finding("fault", "files", str(path), str(fault)),))
     findings = [Finding("fault", "layout", name, detail) for name, detail in broken.items()]
-    findings += [Finding("warning", "index", name, detail) for name, detail in checkpoint.notes.items()]
+    findings += [Finding("warning", "files", str(path), note) for note in checkpoint.notes]
     if checkpoint.contradicted:
         findings.append(Finding("warning", "config", "config.json", checkpoint.contradicted))
     quantized, elements, bits, scales, experts = checkpoint.quantized, 0, 0.0, {}, set()
-    for done, name in enumerate(quantized, start=1):
+    for done, name in enumerate(checkpoint, start=1):
+        if on_progress is not None:
+            on_progress("tensors", done, len(checkpoint))
         try:
             weight = checkpoint[name]
         except CheckpointError as fault:
             findings.append(Finding("fault", "values", name, str(fault)))
+            continue
+        if isinstance(weight, torch.Tensor):
+            findings += _plain_findings(name, weight, checkpoint.shards.entries[name].dtype)
             continue
         findings += _weight_findings(weight, checkpoint.declared.static)
         elements += weight.tensor.shape.numel()
         bits += weight.tensor.bits_per_element * weight.tensor.shape.numel()
         experts |= {weight.tensor.shape[0]} if weight.tensor.ndim == 3 else set()
         scales[name] = {"tensor scale": weight.tensor.tensor_scale, "input scale": weight.input_scale}
-        if on_progress is not None:
-            on_progress("weights", done, len(quantized))
     findings += [*_gate_up(scales), *_unknown(checkpoint, broken), *promised(checkpoint), *_incomplete(checkpoint)]
+    findings += _misshapen(checkpoint)
     known = {finding.name for finding in findings}
     findings += [finding for finding in _lacking(checkpoint) if finding.name not in known]
     layers = {match[0] for name in checkpoint if (match := _LAYER.search(name))}
@@ -168,6 +188,18 @@ def _weight_findings(weight: QuantizedWeight, static: bool) -> Iterator[Finding]
             yield Finding("fault", "input scale", name, f"{dead.flatten()[0].item()}: an input never seen in calibration?")
     for label, matrix in _matrices(name, q):
         yield from _rms_findings(label, matrix)
+
+
+def _plain_findings(name: str, tensor: torch.Tensor, dtype: str) -> Iterator[Finding]:
+    """What is wrong with a tensor that is no block-scaled weight: a norm, a router, an embedding."""
+    if dtype not in _FLOATS:
+        if dtype in _WIDE and name.endswith(("weight", "bias", "sinks")):
+            yield Finding("fault", "dtype", name, f"{dtype}: expected one of {', '.join(_FLOATS)}")
+        return
+    pieces = tensor.flatten().split(_PIECE)
+    odd = sum(int((~piece.isfinite()).sum()) for piece in pieces if not piece.float().sum().isfinite())
+    if odd:
+        yield Finding("fault", "not finite", name, f"{odd} of {tensor.numel()} are NaN or Inf")
 
 
 def _matrices(name: str, q: BlockTensor) -> Iterator[tuple[str, BlockTensor]]:
@@ -261,7 +293,7 @@ def _incomplete(checkpoint: Checkpoint) -> Iterator[Finding]:
     total = _counted(config, "num_hidden_layers")
     if layers and total:
         yield from _missing("layer", "*.layers.{}", layers, total)
-    total = _counted(config, "num_local_experts", "num_experts", "n_routed_experts")
+    total = _counted(config, *_EXPERT_COUNTS)
     total = total or max((1 + max(found) for found in experts.values()), default=0)
     parts = {part for _, part in experts}
     for where in dict.fromkeys(where for where, _ in experts):
@@ -272,7 +304,7 @@ def _incomplete(checkpoint: Checkpoint) -> Iterator[Finding]:
 def _lacking(checkpoint: Checkpoint) -> Iterator[Finding]:
     """What a layer of this model type has, and layers of the files lack; and what the whole model has."""
     config = get(checkpoint.config, "text_config") or checkpoint.config
-    always, with_experts = _LAYERS.get(str(get(config, "model_type")), ((), ()))
+    always, with_experts = _LAYERS.get(str(get(config, "model_type")), ({}, {}))
     if not always:
         return
     layers: dict[str, set[str]] = defaultdict(set)
@@ -285,7 +317,7 @@ def _lacking(checkpoint: Checkpoint) -> Iterator[Finding]:
             # a weight that could not be made out is no missing one
             layers[name[: match.end()]].add(f"{part.rpartition('.')[0]}.weight" if of_projection else part)
             prefix = name[: match.start() - len("layers.")]
-    for part in always + with_experts:
+    for part in (*always, *with_experts):
         having = {layer: names for layer, names in layers.items() if part in always or any(".experts." in n for n in names)}
         without = sorted((layer for layer in having if not set(part.split("|")) & having[layer]), key=_number)
         if without:
@@ -295,6 +327,49 @@ def _lacking(checkpoint: Checkpoint) -> Iterator[Finding]:
     for name in whole + ["lm_head.weight"] * (get(config, "tie_word_embeddings") is False):
         if layers and name not in checkpoint:
             yield Finding("fault", "missing", name, "every model of this type has it")
+
+
+def _misshapen(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Tensors of known model types whose shapes are not those that the config's numbers make."""
+    config = get(checkpoint.config, "text_config") or checkpoint.config
+    always, with_experts = _LAYERS.get(str(get(config, "model_type")), ({}, {}))
+    known = {name: shape for names, shape in (always | with_experts).items() for name in names.split("|")} if always else {}
+    sizes = _sizes(config)
+    for name, weight in checkpoint.stored.items() if known else ():
+        layer = _LAYER.search(name)
+        part = name[layer.end() + 1 :] if layer else ""
+        of_expert = re.sub(r"^\d+\.", "", part.partition(".experts.")[2])
+        expected = (_OF_EXPERTS.get(of_expert) if of_expert else known.get(part)) if layer else _OF_MODEL.get(name)
+        if not expected:
+            continue
+        shape = list(checkpoint.shards.entries[name].shape if weight is None else weight.shape)
+        wanted = [sizes.get(letter) for letter in expected.split()]
+        if weight is None and len(wanted) == 3:  # stacks of floats are [experts, in, out]
+            wanted[1:] = reversed(wanted[1:])
+        if len(shape) != len(wanted) or any(size and size != given for size, given in zip(wanted, shape)):
+            said = ", ".join(str(size or "any") for size in wanted)
+            yield Finding("fault", "shape", name, f"{shape}, and by the config [{said}]")
+
+
+def _sizes(config: object) -> dict[str, int]:
+    """The letters of shapes; 0 where the config does not say."""
+    hidden, heads = _counted(config, "hidden_size"), _counted(config, "num_attention_heads")
+    head = _counted(config, "head_dim")
+    if not head and heads and get(config, "model_type") in ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe"):
+        head = hidden // heads  # others have a default of their own
+    of_expert = _counted(config, "moe_intermediate_size", "intermediate_size")
+    return {
+        "H": hidden,
+        "A": heads,
+        "D": head,
+        "Q": heads * head,
+        "K": _counted(config, "num_key_value_heads", "num_attention_heads") * head,
+        "I": _counted(config, "intermediate_size"),
+        "M": of_expert,
+        "2M": 2 * of_expert,
+        "E": _counted(config, *_EXPERT_COUNTS),
+        "V": _counted(config, "vocab_size"),
+    }
 
 
 def _number(layer: str) -> int:

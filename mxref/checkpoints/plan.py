@@ -27,7 +27,6 @@ from mxref.checkpoints.recode import (
 )
 from mxref.checkpoints.writers import ACTIVATIONS, FLOATS, STACKING_MODELS, Scheme, expert_module, placed
 from mxref.elements import reciprocal
-from mxref.formats import check_choice
 from mxref.packing import to_layout
 from mxref.recipes import RECIPES, Recipe, resolve_recipe
 
@@ -148,8 +147,8 @@ class Plan:
                 raise ValueError(f"{name} is {entry.dtype}: expected {', '.join(_FLOATS)}, or a pattern of ignore for it")
             shape = entry.shape if len(entry.shape) == 2 else (entry.shape[0], entry.shape[2], entry.shape[1])
         else:
-            shape = _logical_shape(entry.shape, weight)
-        self._check_length(name, shape[-1], weight)
+            shape = weight.shape
+        self._check_length(name, shape, weight)
         if len(shape) == 2:
             module = expert_module(name.removesuffix(".weight"), self.scheme.dialect, self.model)
             if not self._holds_matrices and not self._stack(Part(module, name, shape)):
@@ -167,27 +166,36 @@ class Plan:
         return self.layout is None or self.scheme.layout(stacked=False) is not None
 
     def _is_quantized(self, name: str) -> bool:
-        """Whether a tensor of a model in floats is to be quantized."""
+        """Whether a tensor of a model in floats is to be quantized; a note, if its name alone says so."""
         entry, module = self.checkpoint.shards.entries[name], name.removesuffix(".weight")
-        if self.checkpoint.quantized or 0 in entry.shape or any(matches(each, module) for each in self.wish.ignore):
+        if self.checkpoint.quantized or any(matches(each, module) for each in self.wish.ignore):
             return False
-        if len(entry.shape) == 3 and _STACK.fullmatch(name):
+        if len(entry.shape) == 3 and _STACK.fullmatch(name) and 0 not in entry.shape:
             if self.model not in STACKING_MODELS:
                 raise ValueError(
                     f"{name} {list(entry.shape)} stacks experts, and how model_type {self.model!r} orders their axes is not "
                     f"known (of {', '.join(STACKING_MODELS)} it is): a pattern of ignore leaves it as it is"
                 )
             return True
-        if len(entry.shape) != 2 or module == name or not self._holds_matrices:
+        included = module != name and any(matches(pattern, module) for pattern in self.wish.include)
+        if not included and not LINEAR.fullmatch(module):
             return False
-        return bool(LINEAR.fullmatch(module)) or any(matches(pattern, module) for pattern in self.wish.include)
+        if len(entry.shape) != 2 or 0 in entry.shape or module == name:
+            self.notes.append(f"{name} {list(entry.shape)} is no weight of a linear, [out, in], and stays as it is")
+            return False
+        return self._holds_matrices
 
-    def _check_length(self, name: str, length: int, weight: StoredWeight | None) -> None:
-        """Raise where blocks would be short, unless they are taken over as they are."""
-        block = None if self.layout is None else self.layout.block
-        if block and length % block.block_size and (weight is None or weight.layout.format != block.name):
+    def _check_length(self, name: str, shape: tuple[int, ...], weight: StoredWeight | None) -> None:
+        """Raise where blocks would be short, unless they are taken over as they are by a dialect that has such."""
+        if self.layout is None or not shape[-1] % self.layout.block.block_size:
+            return
+        block = self.layout.block
+        if weight is None or weight.layout.format != block.name or self.layout.whole_blocks:
             hint = "; a pattern of ignore leaves it as it is" if weight is None else ""
-            raise ValueError(f"{name} has {length} elements a row: {block.name} takes multiples of {block.block_size}{hint}")
+            raise ValueError(
+                f"{name} {list(shape)} has {shape[-1]} elements a row: {self.scheme.dialect} takes multiples of "
+                f"{block.block_size} in {block.name}{hint}"
+            )
 
     def _taken_apart(self, name: str, shape: tuple[int, ...]) -> list[Part]:
         """The matrices of a stack `[experts, out, in]` as modules of their own."""
@@ -321,7 +329,10 @@ class Plan:
         targets, changes = [None] * len(parts), [None] * len(parts)
         for indices in together.values():
             given = [matrices[i] for i in indices]
-            found, how, outside = self._recoded_together(given, layout)
+            try:
+                found, how, outside = self._recoded_together(given, layout)
+            except ValueError as fault:
+                raise CheckpointError(f"{parts[indices[0]].module.removesuffix('.weight')}.weight: {fault}") from None
             for i, source, target, outer in zip(indices, given, found, outside):
                 name = parts[i].module.removesuffix(".weight") + ".weight"
                 if how == "quantized":
@@ -478,15 +489,6 @@ def _blank(shape: tuple[int, ...], layout: Layout | None, scheme: Scheme) -> Mat
     return BlockTensor.trusted(packed, length, scales, tensor_scale, block, RECIPES[layout.recipe], -1)
 
 
-def _logical_shape(stored: tuple[int, ...], weight: StoredWeight) -> tuple[int, ...]:
-    """`[out, in]` or `[experts, out, in]` of a quantized weight, from the shape of its codes."""
-    shape = list(stored)
-    if weight.layout.code_blocks and len(shape) > 3:
-        shape[-2:] = [shape[-2] * shape[-1]]
-    del shape[weight.layout.axis]
-    return (*shape, weight.length)
-
-
 def _see(seen: set[str | tuple], key: str | tuple, name: str) -> None:
     """Raise at the second of one key."""
     if key in seen:
@@ -516,6 +518,10 @@ def make_plan(checkpoint: Checkpoint, wish: Wish) -> Plan:
     to, floats = wish.to, not checkpoint.quantized
     if floats and to == "plain":
         raise ValueError("to='plain': the source holds no quantized weights, so there is nothing to convert")
+    if floats and checkpoint.dialect != "plain":
+        raise ValueError(
+            f"the source holds no weight as {checkpoint.dialect} stores one: dialect='plain' takes it for a model in floats"
+        )
     if not floats and (wish.ignore or wish.include):
         raise ValueError("ignore and include choose what is quantized of a model in floats; this one is quantized already")
     modules = [name.removesuffix(".weight") for name in checkpoint.shards.entries]
@@ -528,14 +534,16 @@ def make_plan(checkpoint: Checkpoint, wish: Wish) -> Plan:
     if format is None:
         known = ("bf16",) if to == "plain" else formats if len(formats) == 1 else checkpoint.formats
         format = known[0] if len(known) == 1 else None
-        if format not in formats:
+        if format is None:
             holds = ", ".join(checkpoint.formats) or "floats"
             raise ValueError(f"format is not given and the source holds {holds}: expected one of {', '.join(formats)}")
-    check_choice(f"to={to!r}: format", format, formats)
+    if format not in formats:
+        again = "" if floats or to == "plain" else ", in which the weights are quantized anew"
+        raise ValueError(f"to={to!r}: {to}'s {format} is not written: expected one of {', '.join(formats)}{again}")
     recipe = None
     if wish.recipe is not None and (to == "plain" or checkpoint.formats == (format,)):
         raise ValueError(f"recipe is given, and nothing is quantized on the way from {checkpoint.scheme} to {format}")
-    notes = [checkpoint.contradicted] if checkpoint.contradicted else []
+    notes = [note for note in (*checkpoint.notes, checkpoint.contradicted) if note]
     scheme = Scheme(to, format, _activations(checkpoint, to, format, wish.activations, notes))
     stacks = _stacks(checkpoint, scheme)
     layout = None if to == "plain" else scheme.layout(stacks) or scheme.layout(not stacks)
@@ -563,30 +571,27 @@ def _activations(checkpoint: Checkpoint, to: str, format: str, asked: str | None
         if asked not in (DEFAULT, None):
             raise ValueError(f"activations={asked!r}: to='plain' says nothing of activations")
         return None
-    known = ACTIVATIONS[to][format]
-    given = checkpoint.declared.activations
-    if asked != DEFAULT:
-        if asked not in known:
-            expected = ", ".join(str(each).lower() for each in known)
-            raise ValueError(f"activations={asked!r}: to={to!r} with format {format} can say {expected}")
-        if asked == "nvfp4":
-            missing = [name for name in checkpoint.quantized if checkpoint.stored[name].input_scale is None]
-            if missing or not checkpoint.quantized:
-                raise ValueError(
-                    "activations='nvfp4' takes a calibrated input scale for each weight, which "
-                    f"{missing[0] if missing else 'a model in floats'} lacks: expected none (weights alone)"
-                )
-        return asked
-    if not checkpoint.quantized:
+    known, given = ACTIVATIONS[to][format], checkpoint.declared.activations
+    if asked != DEFAULT and asked not in known:
+        expected = ", ".join(str(each).lower() for each in known)
+        raise ValueError(f"activations={asked!r}: to={to!r} with format {format} can say {expected}")
+    chosen = given if asked == DEFAULT else asked
+    if chosen == "nvfp4" and chosen in known:
+        missing = [name for name in checkpoint.quantized if checkpoint.stored[name].input_scale is None]
+        if missing or not checkpoint.quantized:
+            said = f"activations={asked!r} takes" if asked != DEFAULT else "the config says activations in nvfp4, which take"
+            raise ValueError(
+                f"{said} a calibrated input scale for each weight, which "
+                f"{missing[0] if missing else 'a model in floats'} lacks: expected it, or activations none (weights alone)"
+            )
+    if asked == DEFAULT and not checkpoint.quantized:
         if known[0] is None and len(known) > 1:
             notes.append(
                 f"weights alone: activations in {known[1]} take a calibrated input scale for each, which floats lack"
             )
         return known[0]
-    if given in known:
-        has_inputs = all(checkpoint.stored[name].input_scale is not None for name in checkpoint.quantized)
-        if given != "nvfp4" or has_inputs:
-            return given
+    if chosen in known:
+        return chosen
     instead = known[0] if given is not None or None not in known else None
     notes.append(
         f"the config says {given or 'nothing'} of activations, which {to} with {format} cannot say: "

@@ -17,13 +17,27 @@ from mxref.blocks import BlockTensor, dequantize, quantize
 from mxref.elements import decode, encode, ldexp, reciprocal
 from mxref.formats import BlockFormat
 from mxref.orders import DECODE_ORDERS
+from mxref.packing import pack_codes
 from mxref.recipes import Recipe
 
 _DECODED, _CHUNK = 1 << 20, 1 << 16  # elements that are decoded, and compared, at a time; float32 counts the latter exactly
 _TOGETHER, _WIDTH = 8, 2048  # squares that a compiled pass adds up in float32, and at how many places at a time
 _NEIGHBOURS = 2  # float32 steps to either side of a reciprocal that are tried
+_WIDEST_STEP = 2.0**-21  # of what a step is relative to the reciprocal of a float32: that of 2^128 is 2^-128, a step 2^-149
 
 Matrix = BlockTensor | torch.Tensor
+
+
+# What can become of a weight, in words.
+HOW = {
+    "kept": "codes and all scales are as they were, bit for bit",
+    "turned": "codes and block scales are as they were, bit for bit; the tensor scale, by which one dialect multiplies "
+    "and the other divides, became its reciprocal, which is exact for powers of two alone: with others values may differ in "
+    "float32's last place",
+    "codes kept": "codes are as they were; their powers of two became block scales of the target and one tensor scale",
+    "quantized": "decoded, if it was not floats, and quantized anew",
+    "decoded": "floats, what codes and scales stand for",
+}
 
 
 @dataclass(frozen=True)
@@ -32,7 +46,7 @@ class Loss:
 
     `changed`: elements with another value (0 and -0 are one, and so are all NaN). `max_error`, `rms_error`: of the finite
     ones; infinite where a finite value became none. `rms`: of the source. `outside`: blocks that the target's scales
-    cannot reach: they became zeros, saturated, or lost bits of their codes.
+    cannot reach: they became zeros by whatever scale, saturated, or lost bits of their codes.
     """
 
     elements: int = 0
@@ -74,10 +88,8 @@ class Loss:
 class Change:
     """What became of one weight.
 
-    `how`: `kept` (codes and all scales as they were), `turned` (the tensor scale in the other direction), `codes kept`
-    (block scales in another format), `quantized` (anew) or `decoded` (to floats). `loss`: None where it was not
-    measured. `input_error`: relative error of its input scale where that was turned; `input_dropped`: whether it has one
-    that is not written.
+    `how`: a key of `HOW`. `loss`: None where it was not measured. `input_error`: relative error of its input scale where
+    that was turned; `input_dropped`: whether it has one that is not written.
     """
 
     name: str
@@ -116,7 +128,7 @@ def unchanged(target: BlockTensor) -> Loss:
 def measure(source: Matrix, target: Matrix, outside: int | None = None) -> Loss:
     """What `target` lost of `source`, both `[N, K]`; `outside` if it is known already."""
     total = Loss(blocks=target.scales.numel() if isinstance(target, BlockTensor) else 0, outside=outside or 0)
-    looks_outside = outside is None and isinstance(target, BlockTensor) and bool(_at_end(target).any())
+    looks_outside = outside is None and isinstance(target, BlockTensor)
     rows, comparison = max(1, _DECODED // max(source.shape[-1], 1)), _Comparison()
     for start in range(0, source.shape[0], rows):
         part = slice(start, start + rows)
@@ -124,7 +136,7 @@ def measure(source: Matrix, target: Matrix, outside: int | None = None) -> Loss:
         b = _values(target[part])
         total += comparison(a.flatten(), b.flatten())
         if looks_outside:
-            total += Loss(outside=_outside(a.float(), target[part]))
+            total += Loss(outside=_outside(a, b, target[part]))
     return total
 
 
@@ -153,7 +165,7 @@ class _Comparison:
                 torch._dynamo.mark_dynamic(part, 0)
             parts = _compiled()(*both)
             largest = parts[0].amax().item()
-            changed, *squares = (part.sum(dtype=torch.float64).item() for part in parts[1:])
+            changed, *squares = (part.double().sum().item() for part in parts[1:])  # faster than a sum that widens
             fits = [compiled * 2.0**-100 <= square < torch.inf for square in squares]
             if largest < torch.inf and (fits[0] or not changed) and fits[1]:
                 return Loss(compiled, int(changed), largest, *squares) + self._by_pieces(a[compiled:], b[compiled:])
@@ -206,23 +218,42 @@ def _compare_not_finite(a: torch.Tensor, b: torch.Tensor) -> Loss:
     return Loss(a.numel(), int((~same).count_nonzero()), largest, *squares)
 
 
-def _outside(a: torch.Tensor, q: BlockTensor) -> int:
-    """Blocks of float32 `a` that `q` cannot hold: where its scale is at an end of its range, looked at one by one."""
-    size, scale, at_end = q.format.block_size, q.format.scale, _at_end(q)
-    if not at_end.any():
+def _outside(a: torch.Tensor, b: torch.Tensor, q: BlockTensor) -> int:
+    """Blocks of `a` that `q`, which decodes to `b`, cannot hold; those where that can be are looked at one by one."""
+    format, suspects = q.format, _suspects(q)
+    if suspects is None:
         return 0
-    padded = torch.nn.functional.pad(a, (0, -a.shape[-1] % size)).unflatten(-1, (-1, size))[at_end]
-    decoded = torch.nn.functional.pad(dequantize(q), (0, -a.shape[-1] % size)).unflatten(-1, (-1, size))[at_end]
-    amax, kept = padded.abs().amax(-1), decoded.abs().amax(-1)
-    element = q.format.element
-    half_step = (element.max - element.positive[-2]) / 2
-    saturated = amax.double() * element.max > kept.double() * (element.max + half_step)
-    return int(((amax > 0) & ((kept == 0) | ((q.scales[at_end] == scale.max_code) & saturated))).sum())
+    blocks = (torch.nn.functional.pad(x, (0, -x.shape[-1] % format.block_size)) for x in (a, b))
+    given, kept = (x.unflatten(-1, (-1, format.block_size))[suspects].double().abs().amax(-1) for x in blocks)
+    half_step = (format.element.max - format.element.positive[-2]) / 2
+    saturated = given * format.element.max > kept * (format.element.max + half_step)
+    return int(((given > 0) & ((kept == 0) | ((q.scales[suspects] == format.scale.max_code) & saturated))).sum())
 
 
-def _at_end(q: BlockTensor) -> torch.Tensor:
-    """Which blocks have the smallest or the largest scale."""
-    return (q.scales == 0) | (q.scales == q.format.scale.max_code)
+def _suspects(q: BlockTensor) -> torch.Tensor | None:
+    """Which blocks may lie outside, None if none: those whose scale is at an end of its range or whose codes are all zeros,
+    and every one where the least product of element, scale and tensor scale is no float32 value."""
+    element, scale, given = q.format.element, q.format.scale, q.tensor_scale
+    if given is not None:
+        least = [min(filter(None, each.positive)) for each in (scale, element)]
+        if (DECODE_ORDERS[q.recipe.decode_order](torch.tensor(least[0]), given) * least[1] == 0).any():
+            return torch.ones_like(q.scales, dtype=torch.bool)
+    masks, packed = _masks(q.format), q.packed
+    if q.length % q.format.block_size:
+        packed = torch.nn.functional.pad(packed, (0, -packed.shape[-1] % (8 * len(masks))))
+    words = packed.view(torch.int64) & masks.repeat(q.scales.shape[-1])
+    least, largest = q.scales.aminmax()
+    if least > 0 and largest < scale.max_code and words.count_nonzero() == words.numel():
+        return None  # a block of zeros would have a word of them
+    at_end = (q.scales == 0) | (q.scales == scale.max_code)
+    return at_end | (words.unflatten(-1, (-1, len(masks))) == 0).all(-1)
+
+
+@functools.cache
+def _masks(format: BlockFormat) -> torch.Tensor:
+    """The bits of a packed block that are no signs, as int64 `[bytes / 8]`."""
+    magnitudes = torch.full((format.block_size,), format.element.sign_mask - 1, dtype=torch.uint8)
+    return pack_codes(magnitudes, format.element.bits).view(torch.int64)
 
 
 def turned(parts: Sequence[BlockTensor], recipe: Recipe) -> list[BlockTensor]:
@@ -249,6 +280,8 @@ def _turn(parts: Sequence[BlockTensor], recipe: Recipe) -> torch.Tensor:
     expected = DECODE_ORDERS[parts[0].recipe.decode_order](scales, given)
     found = []
     for candidate in _neighbours(reciprocal(given)):
+        if abs(candidate.double() * given.double() - 1) > (_NEIGHBOURS + 0.5) * _WIDEST_STEP:
+            continue  # the nearest to a reciprocal beyond float32
         decoded = DECODE_ORDERS[recipe.decode_order](scales, candidate)
         error = (decoded.double() - expected.double()).abs().sum().item()
         found.append((int(counts[decoded != expected].sum()), error, candidate))

@@ -78,6 +78,8 @@ class RecipeComparison:
     def __str__(self) -> str:
         first, second = self.recipes
         head = f"{self.format}, {list(self.shape)}, {first} against {second}: "
+        if 0 in self.shape:
+            return head + "nothing was compared, the tensor is empty"
         if self.equal:
             return head + "every scale byte, code and decoded value is the same"
         lines = [head + f"{self.scale_bytes} scale bytes, {self.codes} codes and {self.values} decoded values differ"]
@@ -93,8 +95,8 @@ class RecipeComparison:
 def read_tensor(path: Path, name: str | None = None) -> torch.Tensor:
     """The tensor of a .npy, .npz, .safetensors or .pt file, in its own dtype; `name` picks one of several.
 
-    Raises ValueError unless the file holds that tensor and it is float32, bfloat16 or float16; OSError if it cannot be
-    read. No code in a .pt file is run.
+    Raises ValueError unless the file holds that tensor, its values among them, and it is float32, bfloat16 or float16 and
+    dense; OSError if it cannot be read. No code in a .pt file is run.
     """
     found = _tensors(path)
     if name is None and len(found) == 1:
@@ -110,6 +112,9 @@ def read_tensor(path: Path, name: str | None = None) -> torch.Tensor:
         expected = f"expected a tensor of {', '.join(map(str, FLOAT_DTYPES))}"
         hint = "; round it to one of them first, once" if kind == torch.float64 else ""
         raise ValueError(f"{str(path)!r} holds {kind}: {expected}{hint}")
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta:
+        kind = "on the device meta" if tensor.is_meta else "nested" if tensor.is_nested else str(tensor.layout)
+        raise ValueError(f"{str(path)!r} holds a tensor that is {kind}: expected a dense one, of values")
     return tensor
 
 

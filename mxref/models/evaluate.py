@@ -122,6 +122,8 @@ def evaluate(
     if chosen and semantics == "torch":
         raise ValueError("semantics='torch' is for what is stored: with formats expected 'blockwise' or 'dequantized'")
     other = None if against is None else open_source("against", against, device, semantics or "torch", scales)
+    if scales != "stored" and not any(each and each.stored and each.path for each in (source, other)):
+        raise ValueError(f"scales={scales!r} is for the path of a quantized checkpoint, which neither model nor against is")
     if other is not None and other.vocabulary != source.vocabulary:
         raise ValueError(f"against: its vocabulary is {other.vocabulary}, expected {source.vocabulary} as the model's")
     corpus = _corpus(source, tokenizer, text, ids, window, tokens)

@@ -127,6 +127,9 @@ def load(
         check_dtype("dtype", dtype)
     device = _device(device)
     checkpoint = load_checkpoint(path, dialect=dialect)
+    if scales != "stored" and (dequantized or not checkpoint.quantized):
+        what = "dequantized=True leaves none" if dequantized else f"{path} has none: nothing in it is quantized"
+        raise ValueError(f"scales={scales!r} is for stored scales, and {what}")
     if checkpoint.contradicted and not dequantized:
         raise CheckpointError(f"{path}: {checkpoint.contradicted}, which leaves open how inputs are quantized")
     for finding in promised(checkpoint):

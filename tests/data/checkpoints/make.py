@@ -1,6 +1,7 @@
 """Cuts the small checkpoints of this directory out of whole ones: python make.py SOURCE [DESTINATION].
 
-Kept: layer 0, two experts, the first `ROWS` rows of every matrix, its scales, and the same rows of the golden values.
+Kept: layer 0, two experts, the first `ROWS` rows of every matrix, its scales, and the same rows of the golden values; of the
+config's sizes those that are still so.
 A swizzled scale has no rows to cut: torchao's quantized weights are kept whole. `WHOLE` are kept as they are besides, in
 whole.tar.xz, with their golden logits, ModelOpt's with the original q, k and v too, whose scales its export merges.
 """
@@ -17,9 +18,10 @@ from safetensors.torch import load_file, save, save_file
 
 ROWS, EXPERTS = 8, 2
 CONFIGS = ("config.json", "hf_quant_config.json")
-INDEX = "model.safetensors.index.json"
 PLAIN = "base-qwen3moe"
 WHOLE = ("llmcompressor-nvfp4-qwen3moe", "modelopt-nvfp4-qwen3moe")
+ROUTERS = ("mlp.gate.weight", "block_sparse_moe.gate.weight", "mlp.router.weight", "mlp.router.bias")
+CUT = ("hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "moe_intermediate_size")
 MERGED = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
 WITHOUT_GOLDEN = "quark-nvfp4ish-qwen3moe"  # its tool has no decompressor: the amax of the original weights instead
 
@@ -31,6 +33,8 @@ def kept(name: str) -> bool:
 
 def cut(name: str, tensor: torch.Tensor, swizzled: bool, packed_axis: int) -> torch.Tensor:
     """The first experts of a stack, and the first rows."""
+    if name.endswith(ROUTERS):
+        return tensor[:EXPERTS].contiguous()
     if swizzled or tensor.ndim == 0 or (tensor.ndim == 1 and ".experts." not in name):
         return tensor
     if ".mlp.experts." in name and tensor.shape[0] == 8 and not name.endswith(("_proj.weight", "_proj.bias")):
@@ -69,13 +73,10 @@ def make(source: Path, destination: Path, base: Path) -> None:
     for name in CONFIGS:
         if (source / name).exists():
             config = json.loads((source / name).read_text())
-            counts = {"num_hidden_layers": 1, "num_experts": EXPERTS, "num_local_experts": EXPERTS}
+            counts = {"num_hidden_layers": 1, "num_experts": EXPERTS, "num_local_experts": EXPERTS, "vocab_size": ROWS}
             config |= {key: count for key, count in counts.items() if key in config}
+            config = {key: value for key, value in config.items() if key not in CUT}
             (destination / name).write_text(json.dumps(config, indent=1) + "\n")
-    if (source / INDEX).exists():
-        listed = json.loads((source / INDEX).read_text())["weight_map"]
-        text = json.dumps({"weight_map": {name: file for name, file in listed.items() if kept(name)}}, indent=1)
-        (destination / INDEX).write_text(text + "\n")
 
 
 def without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
