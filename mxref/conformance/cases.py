@@ -305,6 +305,16 @@ def _matmul() -> Iterator[Case]:
         yield Case("matmul", f"bfloat16-{format}", f"bfloat16 {format}", "bfloat16", _call(x, b))
         strided = inputs.in_poison(x), mxref.quantize(inputs.spread_normal(58, 336, seed=17), format)[::2]
         yield Case("matmul", f"bfloat16-{format}-strided", f"bfloat16 {format}", "bfloat16", _call(*strided))
+        for label, rows, weights in _plain_products(block):
+            dtype = _short(rows.dtype)
+            yield Case("matmul", f"{dtype}-{format}-{label}", f"{dtype} {format}", "float32", _call(rows, weights))
+        for a_format in ("nvfp4", "mxfp8_e4m3"):
+            a = mxref.quantize(inputs.spread_normal(5, 77, seed=68), a_format)
+            b = mxref.quantize(inputs.spread_normal(9, 77, seed=69), format)
+            for dtype in (torch.float32, torch.bfloat16, torch.float16):
+                options = {"bias": inputs.spread_normal(9, seed=70), "out_dtype": dtype, "semantics": "dequantized"}
+                case = f"{a_format}-{format}-dequantized-{_short(dtype)}"
+                yield Case("matmul", case, f"{a_format} {format}", _short(dtype), _call(a, b, **options))
         for label, (arguments, options) in _products(block).items():
             dtype = _short(options.get("out_dtype", torch.float32))
             yield Case("matmul", f"{format}-{label}", f"{format} {format}", dtype, _call(*arguments, **options))
@@ -350,6 +360,23 @@ def _products(block: BlockFormat) -> dict[str, tuple[tuple, dict]]:
         )
         found["tiles-batch"] = ((tiles, pair[1]), {})
     return found
+
+
+def _plain_products(block: BlockFormat) -> Iterator[tuple[str, torch.Tensor, BlockTensor]]:
+    """(label, rows, weights): small products between large ones that cancel, so that every addition of a block rounds; every
+    scale, with rows that hold Inf and NaN; elements that are not numbers."""
+    size = block.block_size
+    x, weights = inputs.spread_normal(5, 3 * size, seed=71), _spread(7, 3 * size, 72, block.name)
+    codes = weights.codes.clone()
+    codes[:, ::size] = codes[:, size - 1 :: size] = block.element.max_code
+    x[:, ::size] = torch.ldexp(x[:, ::size], torch.tensor(46))
+    x[:, size - 1 :: size] = -x[:, ::size]
+    yield "cancelling", x, BlockTensor.from_codes(codes, weights.scales, weights.tensor_scale, block, weights.recipe)
+    rows = torch.ones(4, 4 * size)
+    rows[1], rows[2, 1], rows[3, 2] = -(2.0**-14), torch.inf, torch.nan
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        yield "every_scale", rows.to(dtype), _every_scale(block, 73)
+    yield "specials", inputs.spread_normal(3, 3 * size, seed=74, dtype=torch.bfloat16), _special(block, 32, 75)
 
 
 def _spread(rows: int, k: int, seed: int, format: str) -> BlockTensor:
@@ -526,42 +553,44 @@ def _moe_experts() -> Iterator[Case]:
     pairs = [("mxfp4", a) for a in ("mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3", "mxint8", "nvfp4")]
     for format, act_format in (*pairs, ("nvfp4", "mxfp4"), ("mxfp6_e3m2", "mxfp8_e4m3"), ("mxfp8_e4m3", "mxfp4")):
         yield case("silu", _weights(format, 160, 96, 22), _weights(format, 96, 80, 23), act_format, **small)
-    for format in ("nvfp4", "mxfp4"):
+    for format, plain in product(("nvfp4", "mxfp4"), (False, True)):
+        act_format = None if plain else format
         w13, w2 = _weights(format, 160, 96, 22), _weights(format, 96, 80, 23)
         biases = {"bias13": inputs.spread_normal(6, 160, seed=32), "bias2": inputs.spread_normal(6, 96, seed=33).bfloat16()}
         oai = {"activation": "swiglu_oai", "gate_up": "interleaved"}
-        yield case("interleaved_biases", w13, w2, format, **small, **biases, **oai)
-        yield case("biases_terms", w13, w2, format, **small, **biases, combine=False)
-        yield case("rounded_slots", w13, w2, format, **small, round_per_slot=torch.bfloat16, out_dtype=torch.float32)
-        yield case("twice_rounded", w13, w2, format, **small, activation="silu_rounded_twice", combine=False)
+        yield case("interleaved_biases", w13, w2, act_format, **small, **biases, **oai)
+        yield case("biases_terms", w13, w2, act_format, **small, **biases, combine=False)
+        yield case("rounded_slots", w13, w2, act_format, **small, round_per_slot=torch.bfloat16, out_dtype=torch.float32)
+        yield case("twice_rounded", w13, w2, act_format, **small, activation="silu_rounded_twice", combine=False)
         foreign = {"expert_map": torch.tensor([0, -1, 5, 2, -1, 1])}
-        yield case("expert_map", w13, w2, format, **small, **foreign)
-        yield case("expert_map_terms", w13, w2, format, **small, **foreign, combine=False)
+        yield case("expert_map", w13, w2, act_format, **small, **foreign)
+        yield case("expert_map_terms", w13, w2, act_format, **small, **foreign, combine=False)
         top_1 = {"x": few.half(), "ids": few_ids[:, :1], "weights": few_weights[:, :1]}
-        yield case("weight_on_input", w13, w2, format, **top_1, apply_router_weight_on_input=True)
+        yield case("weight_on_input", w13, w2, act_format, **top_1, apply_router_weight_on_input=True)
         scales = w13.scales.clone()
         scales[few_ids[1, 0], 3, 1] = w13.format.scale.nan_code
-        yield case("nan_scale", replace(w13, scales=scales), w2, format, **small)
+        yield case("nan_scale", replace(w13, scales=scales), w2, act_format, **small)
         nothing = {"x": few[:0], "ids": few_ids[:0], "weights": few_weights[:0]}
-        yield case("empty", w13, w2, format, **nothing)
+        yield case("empty", w13, w2, act_format, **nothing)
         tails = _weights(format, 90, 77, 34), _weights(format, 77, 45, 35)
-        yield case("tails", *tails, format, few[:, :77], few_ids, few_weights)
+        yield case("tails", *tails, act_format, few[:, :77], few_ids, few_weights)
         rounding = _of_many_magnitudes(6, 320, 96, seed=39), _of_many_magnitudes(6, 96, 160, seed=40)
         rounding = [mxref.quantize(weight, format) for weight in rounding]
         wide = {"x": _of_many_magnitudes(6, 96, seed=41), "ids": (few_ids[:, :1] + torch.arange(4)) % 6}
         wide |= {"weights": few_weights[:, :1] * torch.tensor([0.3, 0.25, 7.0, 1.1])}
-        yield case("every_addition_rounds", *rounding, format, **wide)
-        yield case("every_addition_rounds-few", *rounding, format, **{name: given[:3] for name, given in wide.items()})
+        yield case("every_addition_rounds", *rounding, act_format, **wide)
+        wide = {name: given[:3] for name, given in wide.items()}
+        yield case("every_addition_rounds-few", *rounding, act_format, **wide)
         relu = _weights(format, 80, 96, 36)
-        yield case("relu2", relu, w2, format, few.float(), few_ids, few_weights, activation="relu2")
-        strided = w13[torch.arange(12) // 2][::2], w2, format, inputs.in_poison(few)
+        yield case("relu2", relu, w2, act_format, few.float(), few_ids, few_weights, activation="relu2")
+        strided = w13[torch.arange(12) // 2][::2], w2, act_format, inputs.in_poison(few)
         yield case("strided", *strided, few_ids.int(), few_weights)
         worst_ids = torch.arange(9)[:, None] * torch.tensor([1, 5, 7]) % 6
         worst = {"x": _worst_rows(96), "ids": torch.cat([worst_ids, worst_ids + 1], 1) % 6, "weights": torch.ones(9, 6)}
-        yield case("worst", _worst_weights(format, 160, 96), _weights(format, 96, 80, 41), format, **worst)
-        yield case("worst_second", w13, _worst_weights(format, 96, 80), format, **worst, combine=False)
+        yield case("worst", _worst_weights(format, 160, 96), _weights(format, 96, 80, 41), act_format, **worst)
+        yield case("worst_second", w13, _worst_weights(format, 96, 80), act_format, **worst, combine=False)
         once = {name: given if name == "x" else given[:, :1] for name, given in worst.items()}
-        yield case("worst-few", _worst_weights(format, 160, 96), _weights(format, 96, 80, 41), format, **once)
+        yield case("worst-few", _worst_weights(format, 160, 96), _weights(format, 96, 80, 41), act_format, **once)
     for format, act_format in product(mxref.BLOCK_FORMATS, mxref.BLOCK_FORMATS):
         if format != act_format or format not in ("mxfp4", "nvfp4"):
             yield case("worst", _worst_weights(format, 160, 96), _worst_weights(format, 96, 80), act_format, **worst)
@@ -583,6 +612,11 @@ def _moe_experts() -> Iterator[Case]:
     yield case("scale_an_expert", w13, w2, "nvfp4", **small, act_tensor_scales=(each, each * 5))
     w13, w2 = _weights("nvfp4", 160, 96, 22, "nvidia_16x16"), _weights("nvfp4", 96, 80, 23, "vllm_torch")
     yield case("vllm", w13, w2, "nvfp4", **small, act_recipe="vllm_triton")
+    pairs = ("nvfp4", "nvfp4", None), ("nvfp4", "nvfp4", (each, each * 5)), ("mxfp4", "mxfp8_e4m3", None)
+    for format, act_format, scales in (*pairs, ("mxint8", "nvfp4", None)):
+        layer = _weights(format, 160, 96, 22), _weights(format, 96, 80, 23), act_format
+        dequantized = {"semantics": "dequantized", "act_tensor_scales": scales}
+        yield case("dequantized" if scales is None else "dequantized-scale_an_expert", *layer, **small, **dequantized)
     quark = _weights("mxfp4", 160, 96, 22, "quark_even"), _weights("mxfp4", 96, 80, 23, "quark_even")
     yield case("quark", *quark, "mxfp4", **small, act_recipe="quark_even")
     for (format, act_format), k in product(PATHS, TAILS):
