@@ -220,7 +220,7 @@ def kernel(op: str, backend: str) -> Kernel | None:
     source = f"kernel {op}.{backend} ({offer.value}, from {_package(offer)})"
     try:
         found = offer.load()
-    except Exception as failure:
+    except (Exception, SystemExit) as failure:
         raise RuntimeError(f"{source} cannot be loaded: {type(failure).__name__}: {failure}") from failure
     if not isinstance(found, Kernel):
         raise RuntimeError(f"{source} is a {type(found).__name__}: expected a mxref.registry.Kernel")
