@@ -44,6 +44,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+
 def _fail(message: str, code: int = BAD_USAGE) -> NoReturn:
     print(f"error: {message}", file=sys.stderr)
     raise typer.Exit(code)
@@ -158,6 +159,11 @@ def _table(title: str | None, *headings: str) -> Table:
     return table
 
 
+def _chosen(backend: str | None) -> list[str]:
+    """What `mxref.use` takes for `--backend`."""
+    return [] if backend is None else [backend]
+
+
 def _names(given: str) -> list[str]:
     return [name.strip() for name in given.split(",") if name.strip()]
 
@@ -265,13 +271,14 @@ def evaluate_command(
     if check and backend is None:
         _fail("--check: expected a --backend to compare with the reference")
     from mxref.models import evaluate as evaluation
+    from mxref.models.evaluate import MissingTokenizer
 
     asked = {"window": window, "tokens": tokens, "ids": "random" if random_ids else ids}
     if weights_only:
         asked["activations"] = ["none"]
     elif activations is not None:
         asked["activations"] = _names(activations)
-    computing = mxref.use(*[backend] if backend else [], check=check)
+    computing = mxref.use(*_chosen(backend), check=check)
     with _usage_errors(), computing, _quiet_transformers(), _progress_bar("windows") as on_progress:
         try:
             report = evaluation(
@@ -290,6 +297,9 @@ def evaluate_command(
                 on_progress=on_progress,
                 **{name: value for name, value in asked.items() if value is not None},
             )
+        except MissingTokenizer:
+            instead = "--tokenizer DIR, or instead of a text --ids FILE or --random-ids"
+            _fail(f"MODEL={model!r}: its directory has no files of a tokenizer; expected {instead}")
         except AssertionError as difference:
             _fail(str(difference), NEGATIVE)
         except KeyboardInterrupt:
@@ -299,6 +309,8 @@ def evaluate_command(
         _fail(f"interrupted: kept the {len(report.rows)} rows that had finished", INTERRUPTED)
     if any(row.perplexity != row.perplexity for row in report.rows):
         _fail("the loss of at least one row is not a number", NEGATIVE)
+    if check and not any(calls.compared for calls in report.calls.values()):
+        _fail(f"--check: nothing was compared with the reference: {report.answers}", NEGATIVE)
 
 
 def _write_report(report: EvaluationReport, json_file: str | None, csv_file: Path | None, plot_file: Path | None) -> None:
@@ -852,7 +864,7 @@ def convert_command(
     from mxref.checkpoints import convert_checkpoint
 
     asked = {} if activations is None else {"activations": None if activations == "none" else activations}
-    with _usage_errors(), _terminated(), mxref.use(*[backend] if backend else []), _progress_bar("jobs") as on_progress:
+    with _usage_errors(), _terminated(), mxref.use(*_chosen(backend)), _progress_bar("jobs") as on_progress:
         conversion = convert_checkpoint(
             path,
             out,

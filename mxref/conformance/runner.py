@@ -55,8 +55,9 @@ def verify(
 
     `workers` processes share the work, since most of it is compiling kernels; what is repeated on the device runs after
     all else in one, so that it finds the memory. A case whose process dies fails. 0: everything runs in this process, which
-    a kernel may end. `commit` is what the record names (None: what git says). `on_progress(op, done, cases)` is called as work proceeds. Raises ValueError for unknown names, a known failure
-    that no case of this run has, and a contract that an op does not have.
+    a kernel may end. `commit` is what the record names (None: what git says). `on_progress(op, done, cases)` is called as
+    work proceeds. Raises ValueError for unknown names, a known failure that no case of this run has, and a contract that an
+    op does not have.
     """
     if level not in LEVELS:
         raise ValueError(f"level={level!r}: expected one of {LEVELS}")
@@ -128,7 +129,8 @@ def _lost(case: Case, why: str, backend: str, device: str) -> Outcome:
 def run_case_apart(case: Case, backend: str, device: str, strict: bool = False) -> Outcome:
     """As `run_case`, in a process of its own: a kernel that ends it has failed."""
     run = partial(_run_one, id=case.id, backend=backend, device=device, strict=strict)
-    ((_, (outcome,)),) = run_shared({_group_of(case): 1}, 1, run, lambda group, number, why: _lost(case, why, backend, device))
+    died = lambda group, number, why: _lost(case, why, backend, device)  # noqa: E731
+    ((_, (outcome,)),) = run_shared({_group_of(case): 1}, 1, run, died)
     return outcome
 
 
