@@ -1,6 +1,7 @@
 """Running cases: the reference on the CPU says what is right, the subject runs on its device."""
 
 import copy
+import functools
 import itertools
 import traceback
 from collections import Counter
@@ -106,19 +107,24 @@ def _group_of(case: Case) -> Group:
     return case.op, case.format, case.dtype, case.repeats > 1
 
 
-def _cases_of(group: Group, level: int) -> Iterator[Case]:
-    return (case for case in cases(group[0], level) if _group_of(case) == group)
+def _cases_of(group: Group, level: int) -> list[Case]:
+    return [case for case in _cases_of_op(group[0], level) if _group_of(case) == group]
+
+
+@functools.lru_cache(maxsize=1)  # making the operands of products takes long, and groups of an op follow each other
+def _cases_of_op(op: str, level: int) -> tuple[Case, ...]:
+    return tuple(cases(op, level))
 
 
 def _run_group(group: Group, first: int = 0, *, level: int, backend: str, device: str, strict: bool) -> Iterator[Outcome]:
     """The outcomes of a group's cases from number `first` on."""
-    for case in itertools.islice(_cases_of(group, level), first, None):
+    for case in _cases_of(group, level)[first:]:
         yield run_case(case, backend, device, strict)
 
 
 def _died(level: int, backend: str, device: str, group: Group, number: int, why: str) -> Outcome:
     """The outcome of a case that killed its process, or that was not run because others did."""
-    return _lost(next(itertools.islice(_cases_of(group, level), number, None)), why, backend, device)
+    return _lost(_cases_of(group, level)[number], why, backend, device)
 
 
 def _lost(case: Case, why: str, backend: str, device: str) -> Outcome:
