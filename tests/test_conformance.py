@@ -136,8 +136,8 @@ def test_the_reference_passes_itself():
 
 
 def test_two_processes_find_the_same():
-    one, two = verify(ops=["decode"]), verify(ops=["decode"], workers=2)
-    assert one.outcomes == two.outcomes
+    one, two = verify(ops=["decode"], level=2), verify(ops=["decode"], level=2, workers=2)
+    assert one.outcomes == two.outcomes and one.refused == 7  # what is repeated
 
 
 def test_every_case_has_its_own_id_and_every_op_has_cases():

@@ -33,6 +33,7 @@ def run_shared(
 
         def start() -> "_Worker":
             worker = _Worker(run, workers)
+            ending.callback(worker.process.join)  # so that its memory on a device is free
             ending.callback(worker.process.kill)
             return worker
 
