@@ -624,6 +624,7 @@ def verify_command(
     workers: Annotated[
         int | None,
         typer.Option(
+            min=0,
             metavar="N",
             show_default=False,
             help="Processes that share the work (default: on a CPU one a core, else 1); 0: none but this, which a kernel "

@@ -309,10 +309,11 @@ def _check_backend(name: str) -> None:
 def _records_gradients(args: tuple, kwargs: dict) -> bool:
     """Whether autograd watches the call: then the reference records it, and enters the op again without autograd."""
     backward, forward = torch.is_grad_enabled(), forward_ad._current_level >= 0
-    return (backward or forward) and any(
-        isinstance(a, torch.Tensor) and (backward and a.requires_grad or forward_ad.unpack_dual(a).tangent is not None)
-        for a in (*args, *kwargs.values())
-    )
+    if not backward and not forward:
+        return False
+    tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
+    watched = backward and any(a.requires_grad for a in tensors)
+    return watched or (forward and any(forward_ad.unpack_dual(a).tangent is not None for a in tensors))
 
 
 def _choose(name: str, backends: tuple[str, ...], args: tuple, kwargs: dict) -> tuple[Kernel | None, list[tuple[str, str]]]:

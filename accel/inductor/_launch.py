@@ -107,7 +107,12 @@ def run(function: Callable, *tensors: torch.Tensor, **constants) -> torch.Tensor
             torch._dynamo.mark_dynamic(t, 0)
     signature = tuple((t.dtype, tuple(t.shape[1:]) if t.ndim else None) for t in rows)
     result = _compiled(function, signature, **constants)(*rows)
-    return result[:count] if isinstance(result, torch.Tensor) else tuple(part[:count] for part in result)
+    return _rows(result, count) if isinstance(result, torch.Tensor) else tuple(_rows(part, count) for part in result)
+
+
+def _rows(t: torch.Tensor, count: int) -> torch.Tensor:
+    """The first `count` rows; of more as a tensor of their own, since derivatives forward know no part of another."""
+    return t if len(t) == count else t[:count].clone()
 
 
 def _from_its_start(t: torch.Tensor) -> torch.Tensor:
