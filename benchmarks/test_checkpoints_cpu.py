@@ -5,6 +5,7 @@ first run began, by the kernel's high-water mark, which Linux alone can reset.
 """
 
 import functools
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import torch
 
 import mxref
 from benchmarks.contenders import REFERENCE, Contender, backends_of
+from mxref.commands.bench import FOLDER
 from mxref.comparison import difference
 
 pytest.importorskip("safetensors")
@@ -63,7 +65,7 @@ def _weights(layers: int) -> dict[str, tuple[int, int]]:
 
 @functools.cache
 def _folder() -> tempfile.TemporaryDirectory:
-    return tempfile.TemporaryDirectory(prefix="mxref-checkpoints-")
+    return tempfile.TemporaryDirectory(prefix="mxref-checkpoints-", dir=os.environ.get(FOLDER))
 
 
 @functools.cache

@@ -238,15 +238,15 @@ def qdq(
     """Quantize and dequantize: what `x` becomes when stored in `format`.
 
     Equal to `dequantize(quantize(x, ...), x.dtype)` bit for bit; same arguments, shapes, rounding and errors as
-    `quantize`. Returns `x`'s shape, dtype and device. Differentiable: `gradient="straight_through"` passes the
-    gradient on unchanged, `"clipped"` sets it to zero where the element saturated or the block is NaN.
+    `quantize`. Returns `x`'s shape, dtype and device. Differentiable, backward and forward: `gradient="straight_through"`
+    passes the gradient on unchanged, `"clipped"` sets it to zero where the element saturated or the block is NaN.
 
     >>> qdq(torch.tensor([7.0, 1.0, -0.2]), "mxfp4", recipe="ocp_even").tolist()
     [8.0, 1.0, -0.0]
     """
     check_choice("gradient", gradient, GRADIENTS)
     call = check_quantize(x, format, recipe, tensor_scale, axis, seed)
-    if x.requires_grad and torch.is_grad_enabled():
+    if (x.requires_grad and torch.is_grad_enabled()) or torch.autograd.forward_ad.unpack_dual(x).tangent is not None:
         return _StraightThrough.apply(x, call, gradient)
     return _qdq(_plan(call), x.dtype)
 
@@ -265,32 +265,32 @@ class _StraightThrough(torch.autograd.Function):
         x, call, gradient = inputs
         ctx.transform, ctx.axis, ctx.passes = call.recipe.transform, call.grid.axis, None
         if gradient == "clipped":
-            largest = _largest(_plan(replace(call, x=x.detach())))
-            ctx.passes = rotate(x.detach().float(), ctx.transform, ctx.axis).abs() <= largest
+            ctx.passes = _unsaturated(replace(call, x=x.detach()))
 
     @staticmethod
     def backward(ctx, grad):
-        if ctx.passes is not None:
-            clipped = rotate(grad, ctx.transform, ctx.axis) * ctx.passes
-            grad = rotate(clipped, ctx.transform, ctx.axis, inverse=True).to(grad.dtype)
-        return grad, None, None
+        return _StraightThrough.jvp(ctx, grad), None, None
+
+    @staticmethod
+    def jvp(ctx, change, *_):  # and backward, since the rotation is orthogonal
+        if ctx.passes is None:
+            return change
+        clipped = rotate(change, ctx.transform, ctx.axis) * ctx.passes
+        return rotate(clipped, ctx.transform, ctx.axis, inverse=True).to(change.dtype)
 
 
 def _qdq(plan: "_Plan", dtype: torch.dtype) -> torch.Tensor:
-    decoded = (
-        (part, decode_blocks(codes, scales, plan.format, plan.recipe, stored))
-        for part, codes, scales, stored in plan.encoded()
-    )
+    decoded = ((part, decode_blocks(*coded, plan.format, plan.recipe, stored)) for part, *coded, stored in plan.encoded())
     return _gather(decoded, plan.grid, plan.recipe, dtype, plan.blocks.device)
 
 
-def _largest(plan: "_Plan") -> torch.Tensor:
-    """What each element would decode to, before a transform is undone, had it the largest code."""
-    q, recipe = _quantize(plan), replace(plan.recipe, transform=None)
+def _unsaturated(call: "QuantizeCall") -> torch.Tensor:
+    """Which elements, before a transform is undone, are at most what the largest code decodes to: none of a NaN block."""
+    q, recipe = _quantize(_plan(call)), replace(call.recipe, transform=None)
     codes = torch.full_like(q.codes, q.format.element.max_code)
     packed = pack_codes(codes.movedim(q.axis, -1), q.format.element.bits)
     largest = BlockTensor.trusted(packed, q.length, q.scales, q.tensor_scale, q.format, recipe, q.axis)
-    return _dequantize(largest, torch.float32)
+    return rotate(call.x.float(), call.recipe.transform, q.axis).abs() <= _dequantize(largest, torch.float32)
 
 
 def _gather(

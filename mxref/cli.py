@@ -6,6 +6,7 @@ stdout, instead of the text for people).
 """
 
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
     from mxref.conformance.report import Outcome
 
 NEGATIVE, BAD_USAGE, INTERRUPTED = 1, 2, 130
-PLAIN_WIDTH = 140  # columns where the output is no terminal
+PLAIN_WIDTH = 1 << 20  # columns where the output is no terminal: nothing is wrapped
+MOST_WORKERS = 8  # that share the cores of a CPU; each holds half a gigabyte
 FINDINGS_SHOWN = 8  # of each kind in a table; JSON has them all
 PLOT_TYPES = (".png", ".svg", ".pdf", ".jpg", ".eps")
 
@@ -42,14 +44,37 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-JsonOption = Annotated[
-    str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON to FILE; '-' is stdout.")
-]
-
 
 def _fail(message: str, code: int = BAD_USAGE) -> NoReturn:
     print(f"error: {message}", file=sys.stderr)
     raise typer.Exit(code)
+
+
+def _writable(parameter: typer.CallbackParam, given: str | Path | None) -> str | Path | None:
+    """The file that an option names, after a look whether it can be written: before the work, not after it."""
+    if given is None or (given == "-" and isinstance(given, str)):
+        return given
+    path, option = Path(given), f"{parameter.opts[0]}={str(given)!r}"
+    try:
+        if path.is_dir() or not str(given):
+            _fail(f"{option}: expected a file, not a directory")
+        if not path.absolute().parent.is_dir():
+            _fail(f"{option}: its directory does not exist")
+        if path.exists() and not os.access(path, os.W_OK):
+            _fail(f"{option}: it may not be written")
+        if path.is_file() or not path.exists():
+            part = _part(path)
+            part.touch()
+            part.unlink()
+    except OSError as refusal:
+        _fail(f"{option}: {refusal.strerror}")
+    return given
+
+
+JsonOption = Annotated[
+    str | None,
+    typer.Option("--json", metavar="FILE", callback=_writable, help="Write the result as JSON to FILE; '-' is stdout."),
+]
 
 
 def run() -> NoReturn:
@@ -87,8 +112,14 @@ def _usage_errors() -> Iterator[None]:
 
 
 def _print(table: Table) -> None:
+    """Show a table; where the output is no terminal every line of it whole, since a program may read it."""
     console = Console()
-    (console if console.is_terminal else Console(width=PLAIN_WIDTH)).print(table)
+    if console.is_terminal:
+        console.print(table)
+        return
+    title, caption, table.title, table.caption = table.title, table.caption, None, None  # they wrap at the table's width
+    for part in filter(None, (title, table, caption)):
+        Console(width=PLAIN_WIDTH).print(part, soft_wrap=isinstance(part, str), markup=False, highlight=False)
 
 
 def _deliver(json_file: str | None, value: object, show: Callable[[], None]) -> None:
@@ -107,13 +138,18 @@ def _write(path: Path, text: str) -> None:
     if path.exists() and not path.is_file():
         path.write_text(text, encoding="utf-8")
         return
-    path = path.resolve()
-    part = path.with_name(f"{path.name}.part")
+    part = _part(path)
     try:
         part.write_text(text, encoding="utf-8")
-        part.replace(path)
+        part.replace(path.resolve())
     finally:
         part.unlink(missing_ok=True)
+
+
+def _part(path: Path) -> Path:
+    """Where a file is written until it is whole."""
+    path = path.resolve()
+    return path.with_name(f"{path.name}.part")
 
 
 def _table(title: str | None, *headings: str) -> Table:
@@ -121,6 +157,11 @@ def _table(title: str | None, *headings: str) -> Table:
     for heading in headings:
         table.add_column(heading)
     return table
+
+
+def _chosen(backend: str | None) -> list[str]:
+    """What `mxref.use` takes for `--backend`."""
+    return [] if backend is None else [backend]
 
 
 def _names(given: str) -> list[str]:
@@ -207,8 +248,12 @@ def evaluate_command(
     ] = False,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of stochastic recipes.")] = None,
     json_file: JsonOption = None,
-    csv_file: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the rows as CSV.")] = None,
-    plot_file: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Write a plot (png, svg, pdf).")] = None,
+    csv_file: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", callback=_writable, help="Write the rows as CSV.")
+    ] = None,
+    plot_file: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", callback=_writable, help="Write a plot (png, svg, pdf).")
+    ] = None,
 ) -> None:
     """What a format costs a language model: bits per byte and perplexity, against the model as stored.
 
@@ -219,9 +264,6 @@ def evaluate_command(
     if weights_only and (activations is not None or act_recipe is not None):
         other = "--activations" if activations is not None else "--act-recipe"
         _fail(f"--weights-only and {other} contradict each other; expected one of the two")
-    for option, path in (("--json", json_file), ("--csv", csv_file), ("--plot", plot_file)):
-        if path not in (None, "-") and not Path(path).absolute().parent.is_dir():
-            _fail(f"{option}={str(path)!r}: its directory does not exist")
     if plot_file is not None and plot_file.suffix not in PLOT_TYPES:
         _fail(f"--plot={str(plot_file)!r}: expected a file name that ends in {', '.join(PLOT_TYPES)}")
     if random_ids and (ids is not None or text is not None or tokenizer is not None):
@@ -229,13 +271,14 @@ def evaluate_command(
     if check and backend is None:
         _fail("--check: expected a --backend to compare with the reference")
     from mxref.models import evaluate as evaluation
+    from mxref.models.evaluate import MissingTokenizer
 
     asked = {"window": window, "tokens": tokens, "ids": "random" if random_ids else ids}
     if weights_only:
         asked["activations"] = ["none"]
     elif activations is not None:
         asked["activations"] = _names(activations)
-    computing = mxref.use(*[backend] if backend else [], check=check)
+    computing = mxref.use(*_chosen(backend), check=check)
     with _usage_errors(), computing, _quiet_transformers(), _progress_bar("windows") as on_progress:
         try:
             report = evaluation(
@@ -254,6 +297,9 @@ def evaluate_command(
                 on_progress=on_progress,
                 **{name: value for name, value in asked.items() if value is not None},
             )
+        except MissingTokenizer:
+            instead = "--tokenizer DIR, or instead of a text --ids FILE or --random-ids"
+            _fail(f"MODEL={model!r}: its directory has no files of a tokenizer; expected {instead}")
         except AssertionError as difference:
             _fail(str(difference), NEGATIVE)
         except KeyboardInterrupt:
@@ -263,6 +309,8 @@ def evaluate_command(
         _fail(f"interrupted: kept the {len(report.rows)} rows that had finished", INTERRUPTED)
     if any(row.perplexity != row.perplexity for row in report.rows):
         _fail("the loss of at least one row is not a number", NEGATIVE)
+    if check and not any(calls.compared for calls in report.calls.values()):
+        _fail(f"--check: nothing was compared with the reference: {report.answers}", NEGATIVE)
 
 
 def _write_report(report: EvaluationReport, json_file: str | None, csv_file: Path | None, plot_file: Path | None) -> None:
@@ -273,9 +321,9 @@ def _write_report(report: EvaluationReport, json_file: str | None, csv_file: Pat
         _print(report.table(console.width if console.is_terminal else PLAIN_WIDTH))
     with _usage_errors():
         if json_file not in (None, "-"):
-            Path(json_file).write_text(report.to_json(), encoding="utf-8")
+            _write(Path(json_file), report.to_json())
         if csv_file is not None:
-            csv_file.write_text(report.to_csv(), encoding="utf-8")
+            _write(csv_file, report.to_csv())
         if plot_file is not None:
             report.plot(plot_file)
 
@@ -538,7 +586,7 @@ def _kernel_facts(op: str, backend: str) -> dict[str, str | list[str]]:
     try:
         kernel = registry.kernel(op, backend)
         here = kernel.requires() or "runs"
-    except Exception as broken:  # a package's fault, to be listed like any other
+    except (Exception, SystemExit) as broken:  # a package's fault, to be listed like any other
         return {**facts, "here": f"{type(broken).__name__}: {broken}"}
     return {
         **facts,
@@ -573,7 +621,16 @@ def verify_command(
     case: Annotated[str | None, typer.Option(metavar="ID", help="One case of the one op given by --op.")] = None,
     level: Annotated[int, typer.Option(metavar="1|2", help="2 adds what is large.")] = 1,
     device: Annotated[str, typer.Option(help="Torch device on which BACKEND runs.")] = "cpu",
-    workers: Annotated[int, typer.Option(metavar="N", help="Processes that share the work.")] = 1,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="N",
+            show_default=False,
+            help="Processes that share the work (default: on a CPU one a core, else 1); 0: none but this, which a kernel "
+            "may end.",
+        ),
+    ] = None,
     commit: Annotated[
         str | None, typer.Option(metavar="HASH", help="Commit that the record names (default: git's).")
     ] = None,
@@ -586,28 +643,31 @@ def verify_command(
         bool, typer.Option("--allow-refused", help="Exit code 0 even where every case is refused.")
     ] = False,
     json_file: JsonOption = None,
-    html_file: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page to read.")] = None,
+    html_file: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", callback=_writable, help="Write a page to read.")
+    ] = None,
 ) -> None:
     """Whether a backend keeps its contract, nearly always the bits of the reference on the CPU, case by case.
 
     Exit code 1 if a case fails, passes although --known-failures lists it, or if all are refused, so that nothing is
     verified; 2 if that file lists what is not run.
     """
-    from mxref.conformance.html import html_page
-    from mxref.conformance.runner import check_device, find_case, run_case, verify
+    import torch
 
-    for option, path in (("--json", json_file), ("--html", html_file)):
-        if path not in (None, "-") and not Path(path).absolute().parent.is_dir():
-            _fail(f"{option}={str(path)!r}: its directory does not exist")
+    from mxref.conformance.html import html_page
+    from mxref.conformance.runner import check_device, find_case, run_case, run_case_apart, verify
+
     _check_loads(backend)
-    with _usage_errors(), _progress_bar("cases") as on_progress:
+    if workers is None:
+        workers = min(MOST_WORKERS, torch.get_num_threads()) if device == "cpu" else 1
+    with _usage_errors(), _terminated(), _progress_bar("cases") as on_progress:
         if case is not None:
             if ops is None:
                 raise ValueError("--case needs --op: expected the op that the case is of")
             if known_failures is not None or html_file is not None:
                 raise ValueError("--case runs one case: --known-failures and --html are for many")
             check_device(device)
-            outcome = run_case(find_case(ops, case), backend, device, strict)
+            outcome = (run_case_apart if workers else run_case)(find_case(ops, case), backend, device, strict)
             _deliver(json_file, outcome, lambda: print(outcome.failure or outcome.refused or "passed"))
             _end_verification([outcome], allow_refused)
             return
@@ -653,8 +713,6 @@ def bench_command(
     """
     from mxref.commands.bench import BenchmarkFailed, find_benchmarks, merged, run_benchmark, timings
 
-    if json_file not in (None, "-") and not Path(json_file).absolute().parent.is_dir():
-        _fail(f"--json={json_file!r}: its directory does not exist")
     with _usage_errors():
         benchmarks = find_benchmarks(device, names or ())
         if listed:
@@ -663,7 +721,7 @@ def bench_command(
             return
         _check_bench(device, quick)
     records, failed = [], []
-    with _progress_bar("timed") as on_progress:
+    with _terminated(), _progress_bar("timed") as on_progress:
         for benchmark in benchmarks:
             try:
                 record = run_benchmark(benchmark, quick, on_progress)
@@ -815,9 +873,7 @@ def convert_command(
     from mxref.checkpoints.recode import HOW
 
     asked = {} if activations is None else {"activations": None if activations == "none" else activations}
-    if json_file not in (None, "-") and not Path(json_file).absolute().parent.is_dir():
-        _fail(f"--json={json_file!r}: its directory does not exist")
-    with _usage_errors(), _terminated(), mxref.use(*[backend] if backend else []), _progress_bar("jobs") as on_progress:
+    with _usage_errors(), _terminated(), mxref.use(*_chosen(backend)), _progress_bar("jobs") as on_progress:
         conversion = convert_checkpoint(
             path,
             out,

@@ -247,6 +247,13 @@ def _(info, in_dims, tensors, ints, literal):
     """Call by call, so that each means what it would alone: a computed tensor scale is of one."""
     if info.batch_size == 0:
         raise ValueError("torch.vmap over an axis of size 0: expected at least one call")
+    kinds, watched = torch._C._functorch.TransformType, torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    around = {transform.key() for transform in torch._C._functorch.get_interpreter_stack()}
+    if kinds.Jvp in around or (kinds.Grad in around and watched):
+        raise TypeError(
+            f"{_parsed(literal)[0]} under torch.vmap within torch.func.grad, jvp or another derivative: expected the "
+            "derivative within the vmap, torch.vmap(torch.func.grad(f)), or backward(), or a loop instead of vmap"
+        )
     alone = [[x if dim is None else x.select(dim, i) for x, dim in zip(tensors, in_dims[0])] for i in range(info.batch_size)]
     results = [torch.ops.mxref.call(given, ints, literal) for given in alone]
     outputs = [torch.stack(parts) for parts in zip(*results)]

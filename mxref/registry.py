@@ -19,13 +19,15 @@ import inspect
 import logging
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from mxref.comparison import difference
 
@@ -84,11 +86,22 @@ class Dispatch:
         return "\n".join([*(f"{backend}: {reason}" for backend, reason in self.refusals), f"{self.op}: {self.backend}"])
 
 
+@dataclass
+class Calls:
+    """How many calls of an op a kernel answered, how many of these were compared with the reference and had its bits, and
+    how many no kernel took, so that the reference answered."""
+
+    answered: int = 0
+    compared: int = 0
+    refused: int = 0
+
+
 @dataclass(frozen=True)
 class _Selection:
     backends: tuple[str, ...] = ()
     strict: bool = False
     check: bool = False
+    calls: dict[str, Calls] | None = None  # where they are counted
 
 
 def _from_environment() -> _Selection:
@@ -131,6 +144,8 @@ def _op(reference: Callable, has_gradient: bool) -> Callable:
         function, selection = reference, _SELECTION.get()
         if selection.backends and not (has_gradient and _records_gradients(args, kwargs)):
             kernel, refusals = _choose(name, selection.backends, args, kwargs)
+            if selection.calls is not None:
+                _count(selection.calls[name], kernel, selection.check)
             if kernel is None:
                 _no_kernel(name, refusals, selection.strict)
             else:
@@ -163,6 +178,30 @@ def use(*backends: str, strict: bool = False, check: bool = False) -> Iterator[N
         yield
     finally:
         _SELECTION.reset(token)
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[dict[str, Calls]]:
+    """Within the `with` block the present selection's calls are counted, by op, but not those that autograd records.
+
+    >>> with counted() as calls:
+    ...     dict(calls)
+    {}
+    """
+    calls = defaultdict(Calls)
+    token = _SELECTION.set(replace(_SELECTION.get(), calls=calls))
+    try:
+        yield calls
+    finally:
+        _SELECTION.reset(token)
+
+
+def _count(calls: Calls, kernel: Kernel | None, check: bool) -> None:
+    if kernel is None:
+        calls.refused += 1
+        return
+    calls.answered += 1
+    calls.compared += check and kernel.contract == "bitexact"
 
 
 def explain_dispatch(op: str | Callable, *args, **kwargs) -> Dispatch:
@@ -220,7 +259,7 @@ def kernel(op: str, backend: str) -> Kernel | None:
     source = f"kernel {op}.{backend} ({offer.value}, from {_package(offer)})"
     try:
         found = offer.load()
-    except Exception as failure:
+    except (Exception, SystemExit) as failure:
         raise RuntimeError(f"{source} cannot be loaded: {type(failure).__name__}: {failure}") from failure
     if not isinstance(found, Kernel):
         raise RuntimeError(f"{source} is a {type(found).__name__}: expected a mxref.registry.Kernel")
@@ -269,9 +308,12 @@ def _check_backend(name: str) -> None:
 
 def _records_gradients(args: tuple, kwargs: dict) -> bool:
     """Whether autograd watches the call: then the reference records it, and enters the op again without autograd."""
-    return torch.is_grad_enabled() and any(
-        isinstance(a, torch.Tensor) and a.requires_grad for a in (*args, *kwargs.values())
-    )
+    backward, forward = torch.is_grad_enabled(), forward_ad._current_level >= 0
+    if not backward and not forward:
+        return False
+    tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
+    watched = backward and any(a.requires_grad for a in tensors)
+    return watched or (forward and any(forward_ad.unpack_dual(a).tangent is not None for a in tensors))
 
 
 def _choose(name: str, backends: tuple[str, ...], args: tuple, kwargs: dict) -> tuple[Kernel | None, list[tuple[str, str]]]:

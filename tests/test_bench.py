@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -189,6 +191,21 @@ def test_a_file_that_does_not_run_fails(monkeypatch, tmp_path):
         (found,) = bench.find_benchmarks(device)
         with pytest.raises(bench.BenchmarkFailed, match=reason):
             bench.run_benchmark(found, False, lambda *progress: None)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_what_is_ended_leaves_no_folder(number, tmp_path):
+    environment = outside() | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
+    run = [sys.executable, "-m", "mxref", "bench", "checkpoints"]
+    process = subprocess.Popen(run, env=environment, stderr=subprocess.PIPE, start_new_session=True)
+    made = lambda: list(tmp_path.rglob("mxref-checkpoints-*"))  # noqa: E731
+    while not made():
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.05)
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == (130 if number == signal.SIGINT else 128 + number)
+    assert not list(tmp_path.glob("mxref-*"))
 
 
 def test_gpu_records_are_timings_too():

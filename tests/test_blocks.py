@@ -686,3 +686,16 @@ def test_exact_quotient_needs_no_reciprocal(rng):
         values = [float(Fraction(m) * Fraction(2) ** exponent) for m in (6, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5)]
         q = mxref.quantize(torch.tensor(values), "mxfp4")
         assert q.scales.item() == exponent + 127 and q.codes.tolist() == [7, 0, 2, 2, 4, 4, 6, 6]
+
+
+@pytest.mark.parametrize("format, scale", [("mxfp4", None), ("mxint8", None), ("nvfp4", "per_row"), ("nvfp4", "none")])
+def test_a_row_does_not_depend_on_its_batch(format, scale):
+    x = torch.randn(7, 70) * torch.tensor([1.0, 1e3, 1.0, 0.0, torch.inf, 1e-30, 1.0])[:, None]
+    whole = mxref.qdq(x, format, tensor_scale=scale)
+    for index in ([0], [6, 2, 2], [3, 4, 5]):
+        assert_same_bits(mxref.qdq(x[index], format, tensor_scale=scale), whole[index])
+
+
+def test_a_row_depends_on_its_batch_where_a_tensor_scale_is_computed_from_it():
+    x = torch.randn(2, 64) * torch.tensor([[1.0], [997.0]])
+    assert (mxref.qdq(x, "nvfp4")[:1] != mxref.qdq(x[:1], "nvfp4")).any()

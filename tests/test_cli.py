@@ -1,5 +1,6 @@
 """The command line: what it prints and writes, its exit codes, and its complaints."""
 
+import contextlib
 import csv
 import io
 import json
@@ -122,9 +123,49 @@ def test_eval_says_whose_kernels_were_asked_and_ends_with_1_where_their_bits_dif
     assert result.exit_code == 1 and "dequantize.other differs" in result.stderr
 
 
+def test_eval_says_who_answered_and_check_that_there_was_something_to_check(monkeypatch, evaluate):
+    """A kernel that refuses all but float32; then one that refuses everything, where a green check would say nothing."""
+
+    def dequantize(q, dtype=torch.float32):
+        with mxref.use():
+            return mxref.dequantize(q, dtype)
+
+    lacks = None
+    accepts = lambda q, dtype=torch.float32: None if dtype == torch.float32 else "only float32"  # noqa: E731
+    ours = registry.Kernel(
+        "dequantize", "other", dequantize, "bitexact", ("cpu",), (torch.uint8,), None, lambda: lacks, accepts
+    )
+    monkeypatch.setattr(registry, "_offers", lambda: {("dequantize", "other"): None})
+    monkeypatch.setattr(registry, "kernel", lambda op, backend: ours if op == "dequantize" else None)
+    options = ("--formats", "mxfp4", "--backend", "other")
+    for asked in ((), ("--check",)):
+        result = evaluate(*options, *asked, "--json", "-")
+        calls = json.loads(result.stdout)["calls"]
+        answered = calls["dequantize"]["answered"]
+        assert result.exit_code == 0 and answered > 0 and calls["quantize"]["answered"] == 0
+        assert calls["dequantize"]["compared"] == (answered if asked else 0) and calls["dequantize"]["refused"] > 0
+        said = f"other answered: dequantize {answered}; "
+        assert json.loads(result.stdout)["answers"].startswith(said)
+    compared = f"of these compared, every bit the reference's: dequantize {answered}; refused: "
+    assert f"\n{said}{compared}" in evaluate(*options, "--check").stdout
+
+    lacks = "no such chip"
+    registry._missing.cache_clear()
+    nothing = "other answered no call, so that every number is the reference's; refused: dequantize"
+    result = evaluate(*options)
+    assert result.exit_code == 0 and nothing in result.stdout
+    result = evaluate(*options, "--check", "--json", "-")
+    assert result.exit_code == 1 and json.loads(result.stdout)["answers"].startswith(nothing)
+    assert result.stderr.startswith(f"error: --check: nothing was compared with the reference: {nothing}")
+    registry._missing.cache_clear()
+
+
 @pytest.mark.parametrize(
     "options, message",
     [
+        (("--backend", ""), "backend='': expected one of inductor, triton"),
+        (("--against", ""), "against='': expected a directory"),
+        (("--tokenizer", ""), "tokenizer='': expected a directory"),
         (("--formats", "mxfp4,mxfp5"), "format='mxfp5': expected one of " + ", ".join(FORMATS)),
         (("--formats", ","), "formats=[]: expected at least one of mxfp4"),
         (("--recipe", "nosuch"), "recipe='nosuch': expected one of ocp"),
@@ -147,7 +188,43 @@ def test_eval_refuses_bad_usage_in_one_line(evaluate, options, message):
     assert message in refusal(evaluate(*options))
 
 
+def test_eval_of_a_model_without_a_tokenizer_speaks_of_its_options(directory, tmp_path):
+    for file in ("config.json", "model.safetensors"):
+        (tmp_path / file).symlink_to(directory / "model" / file)
+    expected = "expected --tokenizer DIR, or instead of a text --ids FILE or --random-ids\n"
+    assert refusal(mxref_command("eval", tmp_path)).endswith(f"its directory has no files of a tokenizer; {expected}")
+
+
+@pytest.mark.parametrize(
+    "where, what", [("config", "config.json says dtype float64"), ("weights", "its weights are float64")]
+)
+def test_eval_refuses_float64_before_it_begins(directory, tmp_path, where, what):
+    from safetensors.torch import load_file, save_file
+
+    config = json.loads((directory / "model" / "config.json").read_text()) | {"dtype": "float64"}
+    if where == "weights":
+        del config["dtype"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    weights = load_file(directory / "model" / "model.safetensors")
+    save_file({name: weight.double() for name, weight in weights.items()}, tmp_path / "model.safetensors", {"format": "pt"})
+    said = refusal(mxref_command("eval", tmp_path, "--random-ids"))
+    assert said.startswith(f"error: model={str(tmp_path)!r}: {what}: expected one of float32, bfloat16, float16")
+
+
+def test_a_name_that_is_no_directory_is_read_in_both_ways(monkeypatch):
+    import transformers
+
+    def offline(*arguments, **options):
+        raise OSError("We couldn't connect to the hub")
+
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", offline)
+    said = refusal(mxref_command("eval", "modles/Qwen3"))
+    assert "model='modles/Qwen3': no such directory; read as a name on the Hugging Face hub instead, it fails too: " in said
+    assert "We couldn't connect to the hub (expected a directory" in said
+
+
 def test_eval_refuses_what_is_no_model(tmp_path):
+    assert "model='': expected a directory with a transformers causal language model" in refusal(mxref_command("eval", ""))
     assert "model='./no-such': no such directory" in refusal(mxref_command("eval", "./no-such"))
     assert f"model='{tmp_path}': " in refusal(mxref_command("eval", tmp_path))
 
@@ -159,14 +236,8 @@ def test_eval_of_a_quantized_config_without_weights_says_what_is_missing(directo
     assert "holds neither model.safetensors.index.json nor model.safetensors" in refusal(mxref_command("eval", tmp_path))
 
 
-def test_eval_says_where_a_report_cannot_be_written(evaluate, tmp_path):
-    result = evaluate("--formats", "mxint8", "--weights-only", "--csv", tmp_path / "no" / "r.csv")
-    assert result.exit_code == 2 and "its directory does not exist" in result.stderr and not result.stdout
-    result = evaluate("--formats", "mxint8", "--weights-only", "--plot", tmp_path / "r.xyz")
-    assert result.exit_code == 2 and "ends in .png" in result.stderr and not result.stdout
-    result = evaluate("--formats", "mxint8", "--weights-only", "--csv", tmp_path)
-    assert result.exit_code == 2 and "Is a directory" in result.stderr
-    assert "mxint8" in result.stdout  # the table is not lost
+def test_eval_says_which_plots_it_can_write(evaluate, tmp_path):
+    assert "ends in .png" in refusal(evaluate("--plot", tmp_path / "r.xyz"))
 
 
 def test_eval_interrupted_keeps_the_finished_rows(evaluate, tmp_path, monkeypatch):
@@ -427,6 +498,66 @@ def test_compare_refuses_tensors_without_values_or_not_dense_and_says_what_is_em
 
 
 # The program
+
+
+COMMANDS_THAT_FAIL = {  # each with an argument that it complains about as soon as it begins
+    "eval": ("./no-such",),
+    "formats": ("no-such",),
+    "recipes": ("no-such",),
+    "explain": ("no-such", "1"),
+    "compare": ("1", "--recipes", "no-such"),
+    "kernels": (),
+    "verify": ("no-such",),
+    "bench": ("no-such",),
+    "inspect": ("no-such",),
+    "convert": ("no-such", "--to", "no-such", "--out", "no-such"),
+}
+
+
+def test_every_command_has_its_line_above():
+    assert {c.name for c in app.registered_commands} == COMMANDS_THAT_FAIL.keys()
+
+
+@pytest.mark.parametrize(
+    "command, option",
+    [*((command, "--json") for command in COMMANDS_THAT_FAIL), ("eval", "--csv"), ("eval", "--plot"), ("verify", "--html")],
+)
+def test_a_file_that_cannot_be_written_is_found_before_the_work(command, option, tmp_path):
+    (tmp_path / "folder.png").mkdir()
+    for name, problem in (
+        ("folder.png", "expected a file, not a directory"),
+        ("none/r.png", "its directory does not exist"),
+        (f"{'x' * 300}.png", "File name too long"),
+    ):
+        said = refusal(mxref_command(command, *COMMANDS_THAT_FAIL[command], option, tmp_path / name))
+        assert said == f"error: {option}={str(tmp_path / name)!r}: {problem}\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.png"]
+
+
+def test_a_file_that_may_be_written_is_left_as_it_is_until_the_end(tmp_path):
+    path = tmp_path / "r.json"
+    path.write_text("before")
+    mxref_command("formats", "no-such", "--json", path)
+    assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]
+
+
+def test_without_a_terminal_every_line_is_whole():
+    """No cell, title or footer is cut or wrapped, whatever the width that the environment says."""
+    for command in (("recipes",), ("formats",), ("formats", "nvfp4"), ("recipes", "nvidia"), ("kernels",)):
+        table = mxref_command(*command).stdout
+        rows = [line for line in table.splitlines() if line.startswith("│")]
+        assert rows and not any("…" in line for line in rows)
+    text = mxref_command("recipes").stdout
+    assert all(recipe.summary in text for recipe in mxref.RECIPES.values())
+    from rich.table import Table
+
+    from mxref.cli import _print
+
+    table = Table("narrow", title="a title wider than its table", caption="a caption [wider] than its table\nand a line")
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        _print(table)
+    lines = printed.getvalue().splitlines()
+    assert lines[0] == "a title wider than its table" and lines[-2:] == ["a caption [wider] than its table", "and a line"]
 
 
 @pytest.mark.parametrize(

@@ -501,6 +501,31 @@ def test_vmap_is_a_loop():
     assert torch.equal(torch.func.jacrev(lambda v: mxref.qdq(v, "mxfp4"))(x[0, 0]), torch.eye(32))
 
 
+@pytest.mark.parametrize("gradient", ["straight_through", "clipped"])
+def test_derivatives_forward_are_those_backward(gradient):
+    """The Jacobian is diagonal: 1, or 0 where the element saturated; so is a Hessian over it."""
+    x = 3 * torch.randn(32)
+    function = lambda v: mxref.qdq(v, "mxfp4", gradient=gradient)  # noqa: E731
+    passes = x.abs() <= 6.0 * torch.tensor(2.0) ** (x.abs().max().log2().floor() - 2)
+    wanted = torch.diag(passes.float() if gradient == "clipped" else torch.ones(32))
+    assert gradient == "straight_through" or 0 < passes.sum() < 32
+    assert torch.equal(torch.func.jacfwd(function)(x), wanted) and torch.equal(torch.func.jacrev(function)(x), wanted)
+    assert torch.equal(torch.func.hessian(lambda v: function(v).square().sum())(x), 2 * wanted)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones(32))
+        assert torch.equal(torch.autograd.forward_ad.unpack_dual(function(dual)).tangent, wanted.sum(0))
+        with torch.no_grad(), mxref.use("inductor"):  # a kernel would lose it
+            assert torch.equal(torch.autograd.forward_ad.unpack_dual(function(dual)).tangent, wanted.sum(0))
+
+
+def test_a_derivative_of_vmap_says_what_to_do_instead():
+    x, mapped = torch.randn(2, 32), torch.vmap(lambda v: mxref.qdq(v, "mxfp4"))
+    for derivative in (torch.func.grad(lambda v: mapped(v).sum()), torch.func.jacfwd(mapped)):
+        with pytest.raises(TypeError, match=r"qdq under torch.vmap within torch.func.grad.* torch.vmap\(torch.func.grad"):
+            derivative(x)
+    assert torch.equal(torch.vmap(torch.func.grad(lambda v: mxref.qdq(v, "mxfp4").sum()))(x), torch.ones_like(x))
+
+
 def test_what_vmap_cannot_stack_says_so():
     with pytest.raises(TypeError, match="explain under torch.vmap: call it in a loop"):
         torch.vmap(lambda v: (mxref.explain(v, "mxfp4"), v)[1])(torch.randn(2, 32))

@@ -45,12 +45,12 @@ def reference(op, *args, **kwargs):
 
 
 def command(*arguments):
-    """The command in this process, where kernels are planted."""
+    """`mxref verify` in this process, where kernels are planted."""
     from typer.testing import CliRunner
 
     from mxref.cli import app
 
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return CliRunner().invoke(app, [*map(str, arguments), "--workers", "0"])
 
 
 INTERPRETED = """
@@ -136,8 +136,8 @@ def test_the_reference_passes_itself():
 
 
 def test_two_processes_find_the_same():
-    one, two = verify(ops=["decode"]), verify(ops=["decode"], workers=2)
-    assert one.outcomes == two.outcomes
+    one, two = verify(ops=["decode"], level=2), verify(ops=["decode"], level=2, workers=2)
+    assert one.outcomes == two.outcomes and one.refused == 7  # what is repeated
 
 
 def test_every_case_has_its_own_id_and_every_op_has_cases():
@@ -169,8 +169,8 @@ def test_unknown_names_are_refused():
         verify(level=3)
     with pytest.raises(ValueError, match="ops is empty"):
         verify(ops=[])
-    with pytest.raises(ValueError, match="workers=0"):
-        verify(workers=0)
+    with pytest.raises(ValueError, match="workers=-1"):
+        verify(workers=-1)
     with pytest.raises(ValueError, match="backend='nowhere'"):
         verify("nowhere")
     with pytest.raises(ValueError, match="device='nowhere'"):
@@ -528,8 +528,10 @@ from mxref.registry import Kernel
 def relu2(x):
     if x.dtype == torch.float16:
         os.kill(os.getpid(), 9)
-    if x.dtype == torch.bfloat16 or x.numel() == 0:
-        os._exit(3)
+    if x.dtype == torch.bfloat16:
+        os._exit(0)
+    if x.numel() == 0:
+        raise SystemExit(0)
     with mxref.use():
         return mxref.functions.relu2(x)
 
@@ -538,19 +540,44 @@ KERNEL = Kernel("relu2", "deadly", relu2, "bitexact", ("cpu",), (torch.float32, 
 """
 
 
-def test_a_kernel_that_kills_its_process_fails(tmp_path):
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_kernel_that_ends_its_process_fails(workers, tmp_path):
     planted(tmp_path, "deadly", DEADLY, ["relu2"])
-    run = [sys.executable, "-m", "mxref", "verify", "deadly", "--workers", "2", "--json", "-"]
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    result = subprocess.run(run, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": path})
+
+    def run(*arguments):
+        arguments = [sys.executable, "-m", "mxref", "verify", "deadly", *arguments]
+        return subprocess.run(arguments, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": path})
+
+    result = run("--json", "-", "--workers", str(workers))
     record = json.loads(result.stdout)
     assert result.returncode == 1 and (record["passed"], record["failed"], record["refused"]) == (3, 3, 0)
     assert {failure["id"]: failure["difference"] for failure in record["failures"]} == {
-        "every_bfloat16": "the process that ran it died with exit code 3",
+        "every_bfloat16": "the process that ran it died with exit code 0",
         "every_float16": "the process that ran it died by SIGKILL",
-        "empty": "the process that ran it died with exit code 3",
+        "empty": "it raised SystemExit: 0",
     }
     assert record["failures"][0]["repeat"] == "mxref verify deadly --device cpu --op relu2 --case every_bfloat16"
+    if workers == 1:
+        one = run("--op", "relu2", "--case", "every_bfloat16")
+        assert one.returncode == 1 and one.stdout.startswith("the process that ran it died with exit code 0\nagain: mxref")
+
+
+def test_an_interruption_is_no_failure(offer):
+    def interrupted(x):
+        raise KeyboardInterrupt
+
+    offer("relu2", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        verify("wrong", ops=["relu2"])
+
+
+def test_a_module_that_exits_when_it_is_imported_is_broken(tmp_path):
+    planted(tmp_path, "leaving", "raise SystemExit(0)", ["relu2"])
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    run = [sys.executable, "-m", "mxref", "verify", "leaving"]
+    result = subprocess.run(run, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+    assert result.returncode == 2 and "kernel relu2.leaving" in result.stderr and "cannot be loaded" in result.stderr
 
 
 def test_after_some_deaths_the_rest_of_a_group_is_not_run():
@@ -560,6 +587,19 @@ def test_after_some_deaths_the_rest_of_a_group_is_not_run():
     killed = "the process that ran it died with exit code 7"
     rest = "not run: 3 processes had died of cases like it"
     assert found == group and outcomes == ["whole", (1, killed), (2, killed), (3, killed), (4, rest)]
+
+
+def test_a_process_that_dies_between_its_last_case_and_its_end_has_failed_that_case():
+    group = ("relu2", "-", "float32", False)
+    died = lambda group, number, why: (number, why)  # noqa: E731
+    ((_, outcomes),) = run_shared({group: 2}, 1, dies_at_the_end, died)
+    assert outcomes == ["whole", (1, "the process that ran it died by signal 40")]
+
+
+def dies_at_the_end(group, first):
+    yield from ["whole", "whole"][first:]
+    if first == 0:
+        os.kill(os.getpid(), 40)  # a real-time signal, which Python has no name for
 
 
 def dies_after_one(group, first):

@@ -8,6 +8,7 @@ import torch
 from torch._dynamo.utils import counters
 
 import mxref
+from accel.inductor import _launch
 from mxref.comparison import difference
 from mxref.conformance.cases import cases
 from mxref.registry import kernel
@@ -114,11 +115,14 @@ def test_codes_are_packed_as_the_reference_packs_them(shape):
 @compiles
 @pytest.mark.parametrize("format", ("mxfp4", "nvfp4"))
 def test_a_new_size_compiles_nothing(format):
-    compiled(mxref.qdq, torch.randn(3, 64), format)
+    torch._dynamo.reset()  # whatever other tests have compiled
+    _launch._compiled.cache_clear()
+    for x in (torch.randn(4, 64)[1:], torch.randn(0, 64)):  # within its memory; empty, which has a scale of its own
+        compiled(mxref.qdq, x, format)
     before = counters["stats"]["unique_graphs"]
     for shape in ((5, 64), (128, 32), (2, 3, 70), (1, 1), (0, 32), (3, 0), (64,)):
-        x = torch.randn(shape)
-        assert difference(compiled(mxref.qdq, x, format), mxref.qdq(x, format)) is None
+        for x in (torch.randn(shape), torch.randn(2, *shape)[1]):
+            assert difference(compiled(mxref.qdq, x, format), mxref.qdq(x, format)) is None
     assert counters["stats"]["unique_graphs"] == before
 
 

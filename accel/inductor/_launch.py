@@ -101,13 +101,23 @@ def run(function: Callable, *tensors: torch.Tensor, **constants) -> torch.Tensor
     count = len(tensors[0])
     if count < 2:  # a compiler takes sizes 0 and 1 for constants
         tensors = [F.pad(t, [0, 0] * (t.ndim - 1) + [0, 2 - count]) if t.ndim else t for t in tensors]
-    rows = [t.contiguous().detach() for t in tensors]
+    rows = [_from_its_start(t.contiguous().detach()) for t in tensors]
     for t in rows:
         if t.ndim:
             torch._dynamo.mark_dynamic(t, 0)
     signature = tuple((t.dtype, tuple(t.shape[1:]) if t.ndim else None) for t in rows)
     result = _compiled(function, signature, **constants)(*rows)
-    return result[:count] if isinstance(result, torch.Tensor) else tuple(part[:count] for part in result)
+    return _rows(result, count) if isinstance(result, torch.Tensor) else tuple(_rows(part, count) for part in result)
+
+
+def _rows(t: torch.Tensor, count: int) -> torch.Tensor:
+    """The first `count` rows; of more as a tensor of their own, since derivatives forward know no part of another."""
+    return t if len(t) == count else t[:count].clone()
+
+
+def _from_its_start(t: torch.Tensor) -> torch.Tensor:
+    """`t` as memory that begins with it: a compiler makes another program of a tensor that begins within its memory."""
+    return torch.from_dlpack(t) if t.storage_offset() else t
 
 
 @functools.cache

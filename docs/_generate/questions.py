@@ -21,6 +21,7 @@ QUESTIONS = (
     ("How many bits is a weight?", "bits-per-weight", "formats.md", "Block formats"),
     ("What becomes of NaN, Inf, -0 and zeros?", "special-values", "formats.md", "Block formats"),
     ("Which axis, and what of a short tail?", "axis-and-tail", "tutorials/quantize.md", "Quantize and look"),
+    ("Does a result depend on what else is in the batch?", "batches", "matmul/moe.md", "Mixture-of-experts layers"),
 )
 
 

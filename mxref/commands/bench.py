@@ -20,6 +20,7 @@ import mxref
 
 DIRECTORY = Path(mxref.__file__).parent.parent / "benchmarks"
 FILES = {"cpu": "test_{}_cpu.py", "cuda": "{}_gpu.py"}
+FOLDER = "MXREF_BENCH_FOLDER"  # names to a benchmark where its files go, which are cleared away however it ends
 FRAMES_SHOWN = 3  # lines of what a script that failed says last
 
 
@@ -157,6 +158,7 @@ def _run_pytest(benchmark: Benchmark, record: Path, quick: bool, on_progress: Ca
         process.join()
     finally:
         process.kill()
+        process.join()
     if failures:
         raise BenchmarkFailed("\n".join(failures))
     if process.exitcode:
@@ -169,6 +171,7 @@ def _pytest(connection: Connection, arguments: list[str], output: str) -> None:
     import pytest
 
     os.environ.pop("PYTEST_XDIST_WORKER", None)  # of a caller's own tests: nothing is timed beside it
+    os.environ[FOLDER] = str(Path(output).parent)
     file = os.open(output, os.O_WRONLY | os.O_CREAT)
     os.dup2(file, 1)
     os.dup2(file, 2)
@@ -194,7 +197,8 @@ def _pytest(connection: Connection, arguments: list[str], output: str) -> None:
 def _run_script(benchmark: Benchmark, record: Path, on_progress: Callable[[str, int, int], None]) -> None:
     on_progress(benchmark.name, 0, 1)
     command = [sys.executable, "-m", f"benchmarks.{benchmark.path.stem}", "--json", str(record)]
-    result = subprocess.run(command, cwd=DIRECTORY.parent, capture_output=True, text=True)
+    environment = os.environ | {FOLDER: str(record.parent)}
+    result = subprocess.run(command, cwd=DIRECTORY.parent, capture_output=True, text=True, env=environment)
     if result.returncode or not record.exists():
         said = (result.stderr or result.stdout).strip().splitlines()
         raise BenchmarkFailed("\n".join([f"exit code {result.returncode}", *said[-FRAMES_SHOWN:]]))

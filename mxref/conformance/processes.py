@@ -32,7 +32,8 @@ def run_shared(
     with contextlib.ExitStack() as ending:
 
         def start() -> "_Worker":
-            worker = _Worker(run)
+            worker = _Worker(run, workers)
+            ending.callback(worker.process.join)  # so that its memory on a device is free
             ending.callback(worker.process.kill)
             return worker
 
@@ -63,10 +64,10 @@ def run_shared(
 class _Worker:
     """A process, the group that it runs, its outcomes so far, and how many processes died of it."""
 
-    def __init__(self, run: Callable):
+    def __init__(self, run: Callable, workers: int):
         spawning = multiprocessing.get_context("spawn")
         self.connection, theirs = spawning.Pipe()
-        self.process = spawning.Process(target=_serve, args=(theirs, run), daemon=True)
+        self.process = spawning.Process(target=_serve, args=(theirs, run, workers), daemon=True)
         self.process.start()
         theirs.close()  # so that its end is seen when the process ends
         self.group: Group | None = None
@@ -83,15 +84,16 @@ class _Worker:
         """How the process died."""
         self.process.join()
         code = self.process.exitcode
-        return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        names = {number.value: number.name for number in signal.Signals}  # of real-time signals it has the ends alone
+        return f"by {names.get(-code, f'signal {-code}')}" if code < 0 else f"with exit code {code}"
 
 
 def _after_death(
     dead: "_Worker", replacement: "_Worker", cases: int, died: Callable[[Group, int, str], Outcome]
 ) -> "_Worker":
-    """`replacement`, which goes on with the group behind the case that was running."""
-    group, deaths = dead.group, dead.deaths + 1
-    outcomes = [*dead.outcomes, died(group, len(dead.outcomes), f"the process that ran it died {dead.end()}")]
+    """`replacement`, which goes on with the group behind the case that was running, or that was the last to run."""
+    group, deaths, number = dead.group, dead.deaths + 1, min(len(dead.outcomes), cases - 1)
+    outcomes = [*dead.outcomes[:number], died(group, number, f"the process that ran it died {dead.end()}")]
     if deaths == DEATHS:
         why = f"not run: {deaths} processes had died of cases like it"
         outcomes += [died(group, number, why) for number in range(len(outcomes), cases)]
@@ -99,9 +101,12 @@ def _after_death(
     return replacement
 
 
-def _serve(connection: Connection, run: Callable[[Group, int], Iterator[Outcome]]) -> None:
-    torch.set_num_threads(1)
-    with contextlib.suppress(EOFError):  # nothing more is asked
+def _serve(connection: Connection, run: Callable[[Group, int], Iterator[Outcome]], workers: int) -> None:
+    """In a process of its own: outcomes of the groups that `connection` asks for, one of `workers` that share the cores."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: it is for the process that asks, which ends this one
+    threads = torch.get_num_threads()
+    torch.set_num_threads(min(threads, max(2, threads // workers)))  # two: a kernel may share its work among them
+    with contextlib.suppress(EOFError, ConnectionError):  # nothing more is asked, or nobody asks
         while True:
             group, first = connection.recv()
             try:

@@ -1,6 +1,7 @@
 """Running cases: the reference on the CPU says what is right, the subject runs on its device."""
 
 import copy
+import functools
 import itertools
 import traceback
 from collections import Counter
@@ -23,6 +24,7 @@ from mxref.conformance.failure import Failure, first_block
 from mxref.conformance.known import read_known_failures
 from mxref.conformance.processes import Group, run_shared
 from mxref.conformance.report import ConformanceReport, Outcome, environment
+from mxref.formats import check_number
 from mxref.registry import REFERENCE, kernels
 
 POISON_BYTES = 64 << 20
@@ -38,7 +40,7 @@ def verify(
     ops: Sequence[str] | None = None,
     level: int = 1,
     device: str = "cpu",
-    workers: int = 1,
+    workers: int = 0,
     commit: str | None = None,
     known_failures: str | Path | Mapping[tuple[str, str], str] | None = None,
     strict: bool = False,
@@ -52,10 +54,11 @@ def verify(
     raises on a call it accepted fails. `known_failures`: reasons by (op, case id), or a file of them
     (`read_known_failures`): such a case counts as known if it fails, and fails if it passes.
 
-    `workers` processes share the work, since most of it is compiling kernels; what is repeated on the device runs in this
-    one, so that it finds the memory. A case whose process dies fails. `commit` is what the record names (None: what git
-    says). `on_progress(op, done, cases)` is called as work proceeds. Raises ValueError for unknown names, a known failure
-    that no case of this run has, and a contract that an op does not have.
+    `workers` processes share the work, since most of it is compiling kernels; what is repeated on the device runs after
+    all else in one, so that it finds the memory. A case whose process dies fails. 0: everything runs in this process, which
+    a kernel may end. `commit` is what the record names (None: what git says). `on_progress(op, done, cases)` is called as
+    work proceeds. Raises ValueError for unknown names, a known failure that no case of this run has, and a contract that an
+    op does not have.
     """
     if level not in LEVELS:
         raise ValueError(f"level={level!r}: expected one of {LEVELS}")
@@ -67,8 +70,7 @@ def verify(
         if op not in OPS or op not in offered:
             raise ValueError(f"op={op!r}: expected one of {', '.join(op for op in OPS if op in offered)}")
         _contract(op, backend)
-    if workers < 1:
-        raise ValueError(f"workers={workers!r}: expected an int >= 1")
+    check_number("workers", workers, 0)
     check_device(device)
     known = known_failures if isinstance(known_failures, Mapping) else {}
     if isinstance(known_failures, (str, Path)):
@@ -86,9 +88,12 @@ def verify(
     done: Counter[str] = Counter()
     found = {}
     small, repeated = ([group for group in sizes if group[-1] == many] for many in (False, True))
-    here = ((group, list(run(group))) for group in (repeated if workers > 1 else [*small, *repeated]))
-    shared = run_shared({group: sizes[group] for group in small}, workers, run, died) if workers > 1 else ()
-    for group, outcomes in itertools.chain(shared, here):
+    if workers:
+        shared = [({group: sizes[group] for group in part}, count) for part, count in ((small, workers), (repeated, 1))]
+        results = itertools.chain.from_iterable(run_shared(part, count, run, died) for part, count in shared)
+    else:
+        results = ((group, list(run(group))) for group in (*small, *repeated))
+    for group, outcomes in results:
         found[group] = [_expect(outcome, known.get((outcome.op, outcome.id)), backend, device) for outcome in outcomes]
         done[group[0]] += len(outcomes)
         if on_progress is not None:
@@ -102,21 +107,42 @@ def _group_of(case: Case) -> Group:
     return case.op, case.format, case.dtype, case.repeats > 1
 
 
-def _cases_of(group: Group, level: int) -> Iterator[Case]:
-    return (case for case in cases(group[0], level) if _group_of(case) == group)
+def _cases_of(group: Group, level: int) -> list[Case]:
+    return [case for case in _cases_of_op(group[0], level) if _group_of(case) == group]
+
+
+@functools.lru_cache(maxsize=1)  # making the operands of products takes long, and groups of an op follow each other
+def _cases_of_op(op: str, level: int) -> tuple[Case, ...]:
+    return tuple(cases(op, level))
 
 
 def _run_group(group: Group, first: int = 0, *, level: int, backend: str, device: str, strict: bool) -> Iterator[Outcome]:
     """The outcomes of a group's cases from number `first` on."""
-    for case in itertools.islice(_cases_of(group, level), first, None):
+    for case in _cases_of(group, level)[first:]:
         yield run_case(case, backend, device, strict)
 
 
 def _died(level: int, backend: str, device: str, group: Group, number: int, why: str) -> Outcome:
     """The outcome of a case that killed its process, or that was not run because others did."""
-    case = next(itertools.islice(_cases_of(group, level), number, None))
+    return _lost(_cases_of(group, level)[number], why, backend, device)
+
+
+def _lost(case: Case, why: str, backend: str, device: str) -> Outcome:
     failure = Failure(why, "", _command(case.op, case.id, backend, device))
     return Outcome(case.op, case.id, case.format, case.dtype, failure=failure)
+
+
+def run_case_apart(case: Case, backend: str, device: str, strict: bool = False) -> Outcome:
+    """As `run_case`, in a process of its own: a kernel that ends it has failed."""
+    run = partial(_run_one, id=case.id, backend=backend, device=device, strict=strict)
+    died = lambda group, number, why: _lost(case, why, backend, device)  # noqa: E731
+    ((_, (outcome,)),) = run_shared({_group_of(case): 1}, 1, run, died)
+    return outcome
+
+
+def _run_one(group: Group, first: int, *, id: str, backend: str, device: str, strict: bool) -> Iterator[Outcome]:
+    if first == 0:
+        yield run_case(find_case(group[0], id), backend, device, strict)
 
 
 def _expect(outcome: Outcome, reason: str | None, backend: str, device: str) -> Outcome:
@@ -151,7 +177,9 @@ def run_case(case: Case, backend: str, device: str, strict: bool = False) -> Out
                 found, block = _run_repeated(case, subject, args, kwargs, to_device(expected, device))
             else:
                 found, block = _run_twice(case, subject, args, kwargs, expected, promised, device)
-        except Exception as error:  # of the kernel, or of the device when its result is read
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # of the kernel, which may ask to exit, or of the device when its result is read
             found = f"it raised {type(error).__name__}: {error}"
             block = "".join(traceback.format_exception(error, limit=-4)).rstrip()
     failure = None if found is None else Failure(found, block, _command(case.op, case.id, backend, device))

@@ -22,7 +22,7 @@ from mxref.models.report import EvaluationReport, EvaluationRow
 from mxref.models.sources import Source, open_source, open_tokenizer
 from mxref.models.swap import experts_implementation, find_experts, quantize_weights, quantized
 from mxref.recipes import Recipe, resolve_recipe
-from mxref.registry import selected
+from mxref.registry import counted, selected
 
 WINDOW = 128  # tokens
 TOKENS = 24_576  # of the text, from its start
@@ -31,6 +31,10 @@ WINDOWS_AT_ONCE = 16
 SAME = "same"  # activations in the weights' own format
 NONE = "none"  # activations left as they are
 RANDOM = "random"  # ids drawn from the vocabulary
+
+
+class MissingTokenizer(ValueError):
+    """There is a text to read, and neither a tokenizer nor files of one beside the model."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +146,7 @@ def evaluate(
             return _window_losses(running, corpus.windows.to(device), done, reference)
 
     with contextlib.ExitStack() as evaluating:
+        calls = evaluating.enter_context(counted())
         for each in (source, other) if other is not None else (source,):
             evaluating.enter_context(_evaluating(each.model))
         try:
@@ -178,6 +183,7 @@ def evaluate(
         versions=_versions(),
         against=None if other is None else other.name,
         backends=selected(),
+        calls=dict(calls),
     )
 
 
@@ -188,9 +194,9 @@ def _corpus(source: Source, tokenizer: Any, text: Any, ids: Any, window: int, to
     if ids is not None:
         return read_ids(ids, source.model, window, tokens)
     if tokenizer is None and source.tokenizer is None:
-        raise ValueError(
+        raise MissingTokenizer(
             "tokenizer=None: the model's directory has none, and there is a text to read; expected a tokenizer, or instead "
-            f"of a text ids, or ids={RANDOM!r} (--random-ids), drawn from the vocabulary"
+            f"of a text ids, or ids={RANDOM!r}, drawn from the vocabulary"
         )
     return read_text(
         text, open_tokenizer(source.tokenizer if tokenizer is None else tokenizer), source.model, window, tokens

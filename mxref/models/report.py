@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mxref.registry import Calls
+
 CONVENTIONS = {
     "tokens": "the text is cut into non-overlapping windows; every token but a window's first is scored",
     "bits_per_byte": "summed negative log-likelihood / ln 2 / UTF-8 bytes of the scored tokens' text",
@@ -89,7 +91,7 @@ class EvaluationReport:
     """The rows of an evaluation, the baseline first, and what they were measured on.
 
     `complete` is False if it was interrupted; the rows are then those that had finished. `backends`: whose kernels were
-    asked first; none: the reference answered.
+    asked first; none: the reference answered. `calls`: by op, what became of the calls of which they were asked.
     """
 
     model: str
@@ -110,6 +112,23 @@ class EvaluationReport:
     versions: Mapping[str, str]
     against: str | None = None
     backends: tuple[str, ...] = ()
+    calls: Mapping[str, Calls] = dataclasses.field(default_factory=dict)
+
+    @property
+    def answers(self) -> str | None:
+        """Who answered, in a line, op by op; None where no backend was asked."""
+        if not self.backends:
+            return None
+        kinds = {"answered": "answered", "compared": "of these compared, every bit the reference's", "refused": "refused"}
+        said = []
+        for kind, text in kinds.items():
+            counts = {op: getattr(calls, kind) for op, calls in sorted(self.calls.items())}
+            listed = ", ".join(f"{op} {count}" for op, count in counts.items() if count)
+            if listed:
+                said.append(f"{text}: {listed}")
+            elif kind == "answered":
+                said.append("answered no call, so that every number is the reference's")
+        return f"{', '.join(self.backends)} {'; '.join(said)}"
 
     @property
     def unit(self) -> str:
@@ -118,7 +137,7 @@ class EvaluationReport:
 
     def to_json(self) -> str:
         """Everything, with `CONVENTIONS`, as JSON text."""
-        return json_text({**_plain(self), "conventions": CONVENTIONS})
+        return json_text({**_plain(self), "answers": self.answers, "conventions": CONVENTIONS})
 
     def to_csv(self) -> str:
         """The rows as CSV text with a header."""
@@ -176,6 +195,8 @@ class EvaluationReport:
         ]
         if self.against is not None:
             lines.append(f"first row: {self.against}; divergence from it in bits/token, top-1: share of equal predictions")
+        if self.answers is not None:
+            lines.append(self.answers)
         if not self.complete:
             lines.append("INTERRUPTED: only the rows that had finished")
         return "\n".join(lines)

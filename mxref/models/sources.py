@@ -53,12 +53,13 @@ def open_source(argument: str, model: Any, device: Any, semantics: str, scales: 
 
         model, name = MODEL_DIRECTORY, "embedded"
     if isinstance(model, nn.Module):
-        check_runs(f"{argument}: its parameters are", next(model.parameters()).dtype)
+        _check_dtypes(f"{argument}: its parameters are", model)
         return Source(model.name_or_path or type(model).__name__, _on(model, device), stored_scheme(model))
     path = os.fspath(model)
     with _explained(argument, path, "a directory with a transformers causal language model"):
         config = transformers.AutoConfig.from_pretrained(path)
-        config_dtype(path, config)
+    config_dtype(f"{argument}={path!r}", config)
+    with _explained(argument, path, "a directory with a transformers causal language model"):
         is_quantized = (
             getattr(config.get_text_config(), "quantization_config", None)
             or getattr(config, "quantization_config", None)
@@ -68,6 +69,7 @@ def open_source(argument: str, model: Any, device: Any, semantics: str, scales: 
             model, loaded = transformers.AutoModelForCausalLM.from_pretrained(path, dtype="auto", output_loading_info=True)
             if loaded["missing_keys"]:
                 raise ValueError(f"it lacks {len(loaded['missing_keys'])} weights, {min(loaded['missing_keys'])} among them")
+            _check_dtypes("its weights are", model)
         elif not Path(path).is_dir():
             raise ValueError("it is quantized; such a model is read from a directory")
     tokenizer = path if not Path(path).is_dir() or any((Path(path) / file).exists() for file in _TOKENIZER_FILES) else None
@@ -75,6 +77,11 @@ def open_source(argument: str, model: Any, device: Any, semantics: str, scales: 
         return Source(name, _on(model, device), None, path, tokenizer)
     model = load(path, device=device or "cpu", semantics=semantics, scales=scales)
     return Source(name, model, stored_scheme(model), path, tokenizer)
+
+
+def _check_dtypes(what: str, model: nn.Module) -> None:
+    for dtype in dict.fromkeys(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()):
+        check_runs(what, dtype)
 
 
 def _on(model: nn.Module, device: str | torch.device | None) -> nn.Module:
@@ -100,6 +107,8 @@ def open_tokenizer(tokenizer: Any) -> Any:
 @contextlib.contextmanager
 def _explained(argument: str, path: str, expected: str) -> Iterator[None]:
     """Turn what transformers raises for `path` into one line that names the argument."""
+    if not path:
+        raise ValueError(f"{argument}='': expected {expected}")
     is_there, parent = Path(path).is_dir(), Path(path).parent
     looks_local = path.startswith((".", "~", os.sep)) or path.count("/") != 1 or parent.is_dir()
     if looks_local and not is_there:
@@ -108,5 +117,5 @@ def _explained(argument: str, path: str, expected: str) -> Iterator[None]:
         yield
     except Exception as failure:  # whatever a broken file makes transformers or safetensors raise
         reason = (str(failure).strip() or type(failure).__name__).splitlines()[0]
-        tried = "" if is_there else "no such directory, and as a name on the Hugging Face hub: "
+        tried = "" if is_there else "no such directory; read as a name on the Hugging Face hub instead, it fails too: "
         raise ValueError(f"{argument}={path!r}: {tried}{reason} (expected {expected})") from failure
