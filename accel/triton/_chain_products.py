@@ -40,7 +40,7 @@ def choose_chain_tiling(slots_a_weight: float) -> ChainTiling:
         return ChainTiling(256, 1, 8 if slots_a_weight > 2 else 1, 8)
     if slots_a_weight <= 2:
         return ChainTiling(16, 1, 1, 8)
-    return ChainTiling(32, 2, 4, 4)
+    return ChainTiling(32, 1, 4, 4)
 
 
 def chain_refusal(weight: BlockTensor) -> str | None:
