@@ -1,10 +1,13 @@
 """Matmuls in Triton: nothing but a row of A, a row of B and their scales decides the bits of an output."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from kernel_scripts import DEVICES, says_the_same
 
 import mxref
+from mxref.recipes import Hadamard
 
 INVARIANT = """
 import torch, mxref
@@ -43,3 +46,16 @@ def test_a_gpu_is_refused_scales_that_no_record_covers(monkeypatch):
     assert kernels.accepts(nv, nv) is None
     for a, b in ((mx, mx), (mx, nv), (nv, mx)):
         assert "E8M0" in kernels.accepts(a, b)
+
+
+def test_chains_say_which_weights_they_do_not_take():
+    kernels = pytest.importorskip("accel.triton.matmul", exc_type=ImportError)
+    x, plain = torch.ones(2, 64), mxref.quantize(torch.ones(2, 64), "mxfp4")
+    assert kernels.accepts(x, plain) is None and kernels.accepts(plain, plain, semantics="dequantized") is None
+    recipe = replace(mxref.RECIPES["ocp"], name="hadamard", transform=Hadamard(16, (1,) * 16))
+    rotated = mxref.quantize(torch.ones(2, 64), "mxfp4", recipe=recipe)
+    long = mxref.quantize(torch.ones(2, 128), replace(mxref.BLOCK_FORMATS["mxfp4"], name="long", block_size=128))
+    assert "transformed" in kernels.accepts(x, rotated)
+    assert "transformed" in kernels.accepts(rotated, rotated, semantics="dequantized")
+    assert "blocks of 128 elements" in kernels.accepts(torch.ones(2, 128), long)
+    assert kernels.accepts(x, x) == "b is a Tensor"
