@@ -313,7 +313,7 @@ def _matmul() -> Iterator[Case]:
             b = mxref.quantize(inputs.spread_normal(9, 77, seed=69), format)
             for dtype in (torch.float32, torch.bfloat16, torch.float16):
                 options = {"bias": inputs.spread_normal(9, seed=70), "out_dtype": dtype, "semantics": "dequantized"}
-                case = f"{a_format}-{format}-dequantized-{_short(dtype)}"
+                case = f"{a_format}-{format}-dequantized-bias-{_short(dtype)}"
                 yield Case("matmul", case, f"{a_format} {format}", _short(dtype), _call(a, b, **options))
         for label, (arguments, options) in _products(block).items():
             dtype = _short(options.get("out_dtype", torch.float32))
