@@ -26,18 +26,20 @@ BLOCKS, ELEMENTS = ("quantize", "qdq"), ("encode",)
 
 @dataclass(frozen=True)
 class Fault:
-    """In `file`, `old` becomes `new`; the cases of `ops` must see it."""
+    """In `file`, `old` becomes `new`; the cases of `ops` whose ids hold `only` must see it."""
 
     name: str
     file: str
     old: str
     new: str
     ops: tuple[str, ...]
+    only: str = ""
 
 
 TILES, TRITON, ACTIVATIONS = "accel/triton/_tiles.py", "accel/triton/_blocks.py", "accel/triton/_activations.py"
 EXPERTS, INTEGERS, LAYERS = "accel/triton/_experts.py", "accel/triton/_integers.py", ("moe_experts",)
 PRODUCTS = "accel/triton/_products.py"
+CHAINS, CHAIN_LAUNCHES = "accel/triton/_chains.py", "accel/triton/_chain_products.py"
 PLACES, PACKING, LAYOUT = "accel/triton/_places.py", "accel/triton/_packing.py", "accel/triton/to_layout.py"
 ELEMENTWISE = "accel/triton/_elementwise.py"
 KERNEL_FAULTS = (
@@ -473,6 +475,66 @@ PRODUCT_FAULTS = (
     ),
 )
 
+CHAIN_FAULTS = (
+    Fault(
+        "chains: added in descending order",
+        CHAINS,
+        """            for c in tl.static_range(UNIT // BITS):
+                xs, longer = (), ()
+""",
+        """            for d in tl.static_range(UNIT // BITS):
+                c = UNIT // BITS - 1 - d
+                xs, longer = (), ()
+""",
+        ("matmul",),
+        "float32-nvfp4-cancelling",
+    ),
+    Fault(
+        "chains: accumulated in float32",
+        CHAINS,
+        "                chains = longer\n",
+        """                rounded = ()
+                for i in tl.static_range(RN * BM):
+                    rounded = rounded + (longer[i].to(tl.float32).to(tl.float64),)
+                chains = rounded
+""",
+        ("matmul",),
+        "cancelling",
+    ),
+    Fault(
+        "chains: blocks added in descending order",
+        CHAINS,
+        "(tl.arange(0, NB) == b)[None, :]",
+        "(tl.arange(0, NB) == NB - 1 - b)[None, :]",
+        ("matmul",),
+        "bfloat16-nvfp4",
+    ),
+    Fault(
+        "chains: scales at the ends taken as known",
+        CHAINS,
+        "if tl.min(fits.to(tl.int32), axis=0) == 0:",
+        "if tl.min(fits.to(tl.int32), axis=0) == 2:",
+        ("matmul",),
+        "every_scale",
+    ),
+    Fault(
+        "chains: weights not rounded",
+        CHAIN_LAUNCHES,
+        'ROUNDS=how != "powers"',
+        "ROUNDS=False",
+        ("matmul",),
+        "bfloat16-nvfp4-moderate",
+    ),
+    Fault(
+        "chains: gate's scale for up",
+        CHAINS,
+        "tl.load(w_stored_ptr + e * stored_expert + row * stored_row)",
+        "tl.load(w_stored_ptr + e * stored_expert + row * 0)",
+        ("moe_experts",),
+        "None-gate_up_scales",
+    ),
+)
+
 CORE_FAULTS = (
     Fault(
         "reference: ties away",
@@ -531,13 +593,14 @@ CORE_FAULTS = (
         ("matmul",),
     ),
 )
-FAULTS = (*KERNEL_FAULTS, *PRODUCT_FAULTS, *CORE_FAULTS)
+FAULTS = (*KERNEL_FAULTS, *PRODUCT_FAULTS, *CHAIN_FAULTS, *CORE_FAULTS)
 
 
 PRODUCTS_TRIED = (
     "mxfp4-k_33", "mxfp4-many_rows", "nvfp4-divided-few_rows", "nvfp4-many_rows-bias", "mxfp8_e5m2-mxfp8_e5m2-extremes-few",
     "mxint8-specials", "nvfp4-specials", "mxfp4-every_scale", "mxfp8_e5m2-mxfp8_e5m2-ties", "nvfp4-nvfp4-every_scale_pair",
-    "nvfp4-few_rows-bias-float32", "mxfp4-many_rows-every_addition_rounds",
+    "nvfp4-few_rows-bias-float32", "mxfp4-many_rows-every_addition_rounds", "bfloat16-nvfp4", "float32-nvfp4-cancelling",
+    "bfloat16-nvfp4-moderate", "bfloat16-nvfp4-every_scale", "float16-mxfp4-every_scale",
 )  # fmt: skip
 
 
@@ -607,7 +670,7 @@ def attempt(fault: Fault, expected: dict) -> int:
 
         subject = "triton" if package == "accel" else "reference"
         for op in fault.ops:
-            for case in selected(op, cases):
+            for case in (case for case in selected(op, cases) if fault.only in case.id):
                 wanted, actual = expected[op, case.id], run(case, subject)
                 if actual is None:
                     continue

@@ -41,26 +41,59 @@ print("the same")
 """
 
 
+CHAINS = """
+import torch, mxref
+from accel.triton._chain_products import ChainTiling
+from accel.triton.moe_experts import moe_experts, run_chains
+from mxref.conformance import inputs
+
+w2 = mxref.quantize(inputs.spread_normal(4, 48, 32, seed=2), "mxfp4").to("{device}")
+w13 = mxref.quantize(inputs.spread_normal(4, 64, 48, seed=1), "nvfp4").to("{device}")
+ids, weights = mxref.route(inputs.spread_normal(20, 4, seed=3).to("{device}"), 2)
+x = inputs.spread_normal(20, 48, seed=4, dtype=torch.bfloat16).to("{device}")
+same = lambda a, b: torch.equal(a.view(torch.int16), b.view(torch.int16))
+whole = moe_experts(x, w13, w2, ids, weights)  # tiles of slots
+part = torch.tensor([7, 3, 11], device="{device}")
+assert same(moe_experts(x[part], w13, w2, ids[part], weights[part]), whole[part])  # slots alone
+for tiling in (ChainTiling(64, 1, 4, 1), ChainTiling(16, 2, 2, 2), ChainTiling(32, 1, 1, 16)):
+    out = run_chains(
+        x[:9], w13, w2, ids[:9].contiguous(), weights[:9].contiguous(), None, None, {"input": None, "intermediate": None},
+        "silu", "concatenated", None, None, torch.bfloat16, False, torch.float32, torch.bfloat16, tiling,
+    )
+    assert same(out, whole[:9]), tiling
+maps = torch.tensor([[0, -1, 1, -1], [-1, 0, -1, 1]], device="{device}")
+held = torch.tensor([[0, 2], [1, 3]], device="{device}")
+terms = [
+    moe_experts(x[:9], w13[experts], w2[experts], ids[:9], weights[:9], expert_map=where, combine=False)
+    for experts, where in zip(held, maps)
+]
+assert same(mxref.combine(terms, out_dtype=torch.bfloat16), whole[:9])
+print("the same")
+"""
+
+
 @pytest.mark.parametrize("device", DEVICES)
-def test_batch_tiles_and_ranks_change_no_bit(device):
-    says_the_same(INVARIANT, device)
+@pytest.mark.parametrize("script", [INVARIANT, CHAINS], ids=["blockwise", "weight-only"])
+def test_batch_tiles_and_ranks_change_no_bit(script, device):
+    says_the_same(script, device)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_graph_holds_the_layer():
+@pytest.mark.parametrize("options", [{"act_format": "nvfp4"}, {}, {"act_format": "nvfp4", "semantics": "dequantized"}])
+def test_a_graph_holds_the_layer(options):
     from accel.triton.moe_experts import moe_experts
 
     w13 = mxref.quantize(torch.randn(4, 64, 96, device="cuda"), "nvfp4")
     w2 = mxref.quantize(torch.randn(4, 96, 32, device="cuda"), "nvfp4")
     x = torch.randn(5, 96, device="cuda").bfloat16()
     ids, weights = mxref.route(torch.randn(5, 4, device="cuda"), 2)
-    expected = moe_experts(x, w13, w2, ids, weights, act_format="nvfp4")
+    expected = moe_experts(x, w13, w2, ids, weights, **options)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = moe_experts(x, w13, w2, ids, weights, act_format="nvfp4")
+        out = moe_experts(x, w13, w2, ids, weights, **options)
     graph.replay()
     assert torch.equal(out, expected)
     x.copy_(x.flip(0).clone())
     graph.replay()
-    assert torch.equal(out, moe_experts(x, w13, w2, ids, weights, act_format="nvfp4"))
+    assert torch.equal(out, moe_experts(x, w13, w2, ids, weights, **options))

@@ -1,7 +1,13 @@
 """Matmuls in Triton: nothing but a row of A, a row of B and their scales decides the bits of an output."""
 
+from dataclasses import replace
+
 import pytest
+import torch
 from kernel_scripts import DEVICES, says_the_same
+
+import mxref
+from mxref.recipes import Hadamard
 
 INVARIANT = """
 import torch, mxref
@@ -31,3 +37,29 @@ print("the same")
 @pytest.mark.parametrize("device", DEVICES)
 def test_batch_and_path_change_no_bit(device):
     says_the_same(INVARIANT, device)
+
+
+def test_a_gpu_is_refused_products_that_no_record_covers(monkeypatch):
+    kernels = pytest.importorskip("accel.triton.matmul", exc_type=ImportError)
+    monkeypatch.setattr(kernels, "INTERPRETED", False)
+    x = torch.ones(2, 32)
+    e5m2, *others = (mxref.quantize(x, format) for format in ("mxfp8_e5m2", "mxfp8_e4m3", "mxfp4", "nvfp4"))
+    for a in others:
+        assert kernels.accepts(a, a) is None
+        for b in (kernels.accepts(a, e5m2), kernels.accepts(e5m2, a), kernels.accepts(x, a)):
+            assert "no record" in b
+        assert "no record" in kernels.accepts(a, a, semantics="dequantized")
+
+
+def test_chains_say_which_weights_they_do_not_take(monkeypatch):
+    kernels = pytest.importorskip("accel.triton.matmul", exc_type=ImportError)
+    monkeypatch.setattr(kernels, "INTERPRETED", True)
+    x, plain = torch.ones(2, 64), mxref.quantize(torch.ones(2, 64), "mxfp4")
+    assert kernels.accepts(x, plain) is None and kernels.accepts(plain, plain, semantics="dequantized") is None
+    recipe = replace(mxref.RECIPES["ocp"], name="hadamard", transform=Hadamard(16, (1,) * 16))
+    rotated = mxref.quantize(torch.ones(2, 64), "mxfp4", recipe=recipe)
+    long = mxref.quantize(torch.ones(2, 128), replace(mxref.BLOCK_FORMATS["mxfp4"], name="long", block_size=128))
+    assert "transformed" in kernels.accepts(x, rotated)
+    assert "transformed" in kernels.accepts(rotated, rotated, semantics="dequantized")
+    assert "blocks of 128 elements" in kernels.accepts(torch.ones(2, 128), long)
+    assert kernels.accepts(x, x) == "b is a Tensor"

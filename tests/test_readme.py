@@ -110,8 +110,8 @@ def product_sentence(record: dict) -> str:
     return f"NVFP4 [8192, 8192, 8192], decoding counted, in {speed}"
 
 
-def matmul_sentence(record: dict) -> str:
-    return f"`matmul`: {record['passed']} passed, {record['failed']} failed, {record['refused']} refused"
+def op_sentence(record: dict) -> str:
+    return f"{record['passed']} passed, {record['failed']} failed, {record['refused']} refused"
 
 
 def dispatch_sentence(record: dict) -> str:
@@ -123,7 +123,8 @@ def dispatch_sentence(record: dict) -> str:
 SHOWN = {
     "elementwise-h200.json": (gpu_table, gpu_sentence),
     "conformance-h200.json": (conformance_sentence,),
-    "conformance-matmul-h200.json": (matmul_sentence,),
+    "conformance-matmul-h200.json": (op_sentence,),
+    "conformance-moe-h200.json": (op_sentence,),
     "matmul-h200.json": (product_sentence,),
     "moe-h200.json": (experts_table,),
     "eval-embedded-cpu.json": (evaluation_table, model_sentence),

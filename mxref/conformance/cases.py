@@ -313,7 +313,7 @@ def _matmul() -> Iterator[Case]:
             b = mxref.quantize(inputs.spread_normal(9, 77, seed=69), format)
             for dtype in (torch.float32, torch.bfloat16, torch.float16):
                 options = {"bias": inputs.spread_normal(9, seed=70), "out_dtype": dtype, "semantics": "dequantized"}
-                case = f"{a_format}-{format}-dequantized-{_short(dtype)}"
+                case = f"{a_format}-{format}-dequantized-bias-{_short(dtype)}"
                 yield Case("matmul", case, f"{a_format} {format}", _short(dtype), _call(a, b, **options))
         for label, (arguments, options) in _products(block).items():
             dtype = _short(options.get("out_dtype", torch.float32))
@@ -363,14 +363,16 @@ def _products(block: BlockFormat) -> dict[str, tuple[tuple, dict]]:
 
 
 def _plain_products(block: BlockFormat) -> Iterator[tuple[str, torch.Tensor, BlockTensor]]:
-    """(label, rows, weights): small products between large ones that cancel, so that every addition of a block rounds; every
-    scale, with rows that hold Inf and NaN; elements that are not numbers."""
+    """(label, rows, weights): weights of moderate size; small products beside large ones that cancel, so that additions of a
+    block round, in any order otherwise; every scale, with rows that hold Inf and NaN; elements that are not numbers."""
     size = block.block_size
-    x, weights = inputs.spread_normal(5, 3 * size, seed=71), _spread(7, 3 * size, 72, block.name)
+    x, weights = (inputs.spread_normal(n, 3 * size, seed=seed).clamp(-8, 8) for n, seed in ((5, 71), (7, 72)))
+    weights = mxref.quantize(weights, block)
+    yield "moderate", x.bfloat16(), weights
     codes = weights.codes.clone()
-    codes[:, ::size] = codes[:, size - 1 :: size] = block.element.max_code
+    codes[:, ::size] = codes[:, size // 2 :: size] = block.element.max_code
     x[:, ::size] = torch.ldexp(x[:, ::size], torch.tensor(46))
-    x[:, size - 1 :: size] = -x[:, ::size]
+    x[:, size // 2 :: size] = -x[:, ::size]
     yield "cancelling", x, BlockTensor.from_codes(codes, weights.scales, weights.tensor_scale, block, weights.recipe)
     rows = torch.ones(4, 4 * size)
     rows[1], rows[2, 1], rows[3, 2] = -(2.0**-14), torch.inf, torch.nan
@@ -609,6 +611,7 @@ def _moe_experts() -> Iterator[Case]:
         _weights("nvfp4", 96, 80, 23, None, each),
     )
     yield case("gate_up_scales", w13, w2, "nvfp4", **small, act_tensor_scales=(torch.tensor(0.02), torch.tensor(0.5)))
+    yield case("gate_up_scales", w13, w2, None, **small)
     yield case("scale_an_expert", w13, w2, "nvfp4", **small, act_tensor_scales=(each, each * 5))
     w13, w2 = _weights("nvfp4", 160, 96, 22, "nvidia_16x16"), _weights("nvfp4", 96, 80, 23, "vllm_torch")
     yield case("vllm", w13, w2, "nvfp4", **small, act_recipe="vllm_triton")
