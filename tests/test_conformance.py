@@ -621,6 +621,16 @@ def test_what_a_process_raises_is_raised():
         list(run_shared({("relu2", "-", "float32", False): 1}, 2, raises, None))
 
 
+def test_processes_that_cannot_begin_are_an_error(tmp_path):
+    """A script that each new process runs again, since nothing guards it."""
+    script = tmp_path / "script.py"
+    script.write_text("import mxref.conformance as c\nc.verify('reference', ops=['relu2'], workers=2)\n")
+    found = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert found.returncode
+    assert 'before it began; a script that calls this needs `if __name__ == "__main__":`' in found.stderr
+
+
+
 def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     from pathlib import Path
 

@@ -12,7 +12,7 @@ import torch
 from mxref.conformance.report import Outcome
 
 Group = tuple[str, str, str, bool]
-_FINISHED = None  # what a process sends when a group is done
+_FINISHED, _BEGUN = None, "begun"  # what a process sends when a group is done, and before its first
 DEATHS = 3  # of one group's processes; then the rest of it is not run
 
 
@@ -26,7 +26,7 @@ def run_shared(
 
     `run(group, first)` gives the outcomes from the case of number `first` on; it and its groups are pickled. A process
     that dies is replaced: `died(group, number, why)` is the outcome of the case that it ran; after `DEATHS` of them in a
-    group, of the rest of it too. What `run` raises is raised.
+    group, of the rest of it too. What `run` raises is raised. RuntimeError if a process dies before it begins.
     """
     waiting, busy = deque(groups), {}
     with contextlib.ExitStack() as ending:
@@ -47,11 +47,16 @@ def run_shared(
                 try:
                     sent = connection.recv()
                 except (EOFError, ConnectionResetError):
+                    if not worker.begun:
+                        guard = 'a script that calls this needs `if __name__ == "__main__":`'
+                        raise RuntimeError(f"a process for cases died {worker.end()} before it began; {guard}") from None
                     worker = _after_death(worker, start(), groups[worker.group], died)
                 else:
                     if isinstance(sent, Exception):
                         raise sent
-                    if sent is _FINISHED:
+                    if sent == _BEGUN:
+                        worker.begun = True
+                    elif sent is _FINISHED:
                         yield worker.group, worker.outcomes
                         if not waiting:
                             continue
@@ -70,6 +75,7 @@ class _Worker:
         self.process = spawning.Process(target=_serve, args=(theirs, run, workers), daemon=True)
         self.process.start()
         theirs.close()  # so that its end is seen when the process ends
+        self.begun = False
         self.group: Group | None = None
         self.outcomes: list[Outcome] = []
         self.deaths = 0
@@ -107,6 +113,7 @@ def _serve(connection: Connection, run: Callable[[Group, int], Iterator[Outcome]
     threads = torch.get_num_threads()
     torch.set_num_threads(min(threads, max(2, threads // workers)))  # two: a kernel may share its work among them
     with contextlib.suppress(EOFError, ConnectionError):  # nothing more is asked, or nobody asks
+        connection.send(_BEGUN)
         while True:
             group, first = connection.recv()
             try:
