@@ -630,7 +630,6 @@ def test_processes_that_cannot_begin_are_an_error(tmp_path):
     assert 'before it began; a script that calls this needs `if __name__ == "__main__":`' in found.stderr
 
 
-
 def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     from pathlib import Path
 
