@@ -418,7 +418,7 @@ def check_tensor_scale(given: torch.Tensor, grid: Grid, format: BlockFormat) -> 
     if not format.tensor_scale:
         raise ValueError(f"tensor_scale is given: {format.name} has no tensor scale")
     check_scale("tensor_scale", given, f" or one of {', '.join(TENSOR_SCALES)}")
-    shaped = fit_tensor_scale(given.detach(), grid)
+    shaped = fit_tensor_scale(given.detach().resolve_neg(), grid)
     if not torch.equal(grid.first_row_of_block(shaped), shaped):
         raise ValueError(f"tensor_scale: rows that share a block scale (block_rows={grid.block_rows}) must share it too")
     return shaped

@@ -8,6 +8,7 @@ stdout, instead of the text for people).
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
@@ -600,14 +601,31 @@ def _kernel_facts(op: str, backend: str) -> dict[str, str | list[str]]:
 
 
 def _check_loads(backend: str) -> None:
-    """End with bad usage if a kernel of `backend` cannot be loaded."""
+    """End with bad usage if a kernel of `backend` cannot be loaded; another project's is first loaded by another process,
+    which it may end."""
+    from importlib.metadata import entry_points
+
     from mxref import registry
 
     try:
         if backend in registry.backends():
+            offers = [offer for offer in entry_points(group=registry.GROUP) if offer.name.endswith(f".{backend}")]
+            if any(offer.dist is not None and offer.dist.name != "mxref" for offer in offers):
+                _check_survives(offers)
             registry.kernels(backend)
     except RuntimeError as broken:
         _fail(" ".join(str(broken).split()))
+
+
+def _check_survives(offers: list) -> None:
+    """End with bad usage if a process ends that imports what `offers` name."""
+    modules = sorted({offer.module for offer in offers})
+    script = "import contextlib, importlib, sys\nfor name in sys.argv[1:]:\n    with contextlib.suppress(BaseException):\n"
+    script += "        importlib.import_module(name)\nprint('alive')\n"
+    path = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    found = subprocess.run([sys.executable, "-c", script, *modules], env=path, capture_output=True)
+    if not found.stdout.rstrip().endswith(b"alive"):
+        _fail(f"{', '.join(modules)}: importing it ended the process, with exit code {found.returncode}")
 
 
 @app.command("verify")

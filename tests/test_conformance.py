@@ -574,12 +574,38 @@ def test_an_interruption_is_no_failure(offer):
         verify("wrong", ops=["relu2"])
 
 
-def test_a_module_that_exits_when_it_is_imported_is_broken(tmp_path):
-    planted(tmp_path, "leaving", "raise SystemExit(0)", ["relu2"])
+def test_a_kernel_that_refuses_late_has_failed(offer):
+    """Asked before, it takes the call; asked again, it does not: the reference must not answer in its place."""
+    asked = []
+
+    def accepts(x):
+        asked.append(x)
+        return "late" if len(asked) % 2 == 0 else None
+
+    offer("relu2", lambda x: x, accepts=accepts)
+    report = verify("wrong", ops=["relu2"])
+    assert report.failed == len(report.outcomes) and "late" in report.outcomes[0].failure.difference
+
+
+def test_a_refusal_without_a_reason_is_one(offer):
+    offer("relu2", lambda x: x, accepts=lambda x: "")
+    report = verify("wrong", ops=["relu2"])
+    assert report.refused == len(report.outcomes) and report.outcomes[0].refused == "no reason given"
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("raise SystemExit(0)", ("kernel relu2.leaving", "cannot be loaded")),
+        ("import os\nos._exit(0)", ("leaving: importing it ended the process, with exit code 0",)),
+    ],
+)
+def test_a_module_that_exits_when_it_is_imported_is_broken(source, said, tmp_path):
+    planted(tmp_path, "leaving", source, ["relu2"])
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     run = [sys.executable, "-m", "mxref", "verify", "leaving"]
     result = subprocess.run(run, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
-    assert result.returncode == 2 and "kernel relu2.leaving" in result.stderr and "cannot be loaded" in result.stderr
+    assert result.returncode == 2 and all(words in " ".join(result.stderr.split()) for words in said)
 
 
 def test_after_some_deaths_the_rest_of_a_group_is_not_run():

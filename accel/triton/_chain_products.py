@@ -53,6 +53,8 @@ def chain_refusal(weight: BlockTensor) -> str | None:
         return refusal
     if not SMALLEST_BLOCK <= format.block_size <= LARGEST_BLOCK:
         return f"blocks of {format.block_size} elements: {SMALLEST_BLOCK} to {LARGEST_BLOCK} are taken in chains"
+    if weight.length % format.block_size:
+        return f"rows of {weight.length} elements: whole blocks of {format.block_size} are taken in chains"
     return packing_refusal(format)
 
 

@@ -141,6 +141,7 @@ def moe_experts(
         intermediate_dtype, apply_router_weight_on_input, round_per_slot, expert_map, seed, semantics, out_dtype,
         values=not capturing,
     )  # fmt: skip
+    scales = {name: scale.resolve_neg().contiguous() if _per_expert(scale) else scale for name, scale in scales.items()}
     format = None if act_format is None else block_format(act_format)
     run = run_experts if semantics == "blockwise" and format is not None else run_chains
     return run(
@@ -190,7 +191,7 @@ def run_experts(
         hidden, slots, w2.shape[2], format, recipe, scales["intermediate"], w2, units[1], ids, experts, 1, activation,
         gate_up,
     )  # fmt: skip
-    router = None if weight_on_input else weights
+    router = _router_of(weights, weight_on_input, slot_dtype)
     multiply(rows, 1, w2, bias2, terms.view(slots, -1), ids, router, slot_dtype, chosen[1], sorted_slots)
     return terms if out_dtype is None else add_slots(terms, ids, experts, out_dtype)
 
@@ -223,10 +224,11 @@ def run_chains(
     terms = empty_terms(ids, w2, out_dtype)
     if terms.numel():
         name, alpha, limit = NAMES[activation]
-        gated, interleaved = ACTIVATIONS[activation].gated, gate_up == "interleaved"
-        router = weights
+        gated = ACTIVATIONS[activation].gated
+        interleaved = gated and gate_up == "interleaved"
+        router = _router_of(weights, weight_on_input, slot_dtype)
         if weight_on_input:
-            x, router = (x.float() * weights).to(x.dtype), None
+            x = (x.float() * weights).to(x.dtype)
         tiling = tiling or choose_chain_tiling(slots / experts)
         tiles = None if tiling.slots == 1 else sort_slots(ids, slots, experts, tiling.slots)
         rows_a_token = 1
@@ -242,7 +244,7 @@ def run_chains(
             )  # fmt: skip
         else:
             gate, up = hidden, None
-            if gated and interleaved:
+            if interleaved:
                 gate, up = hidden[:, ::2], hidden[:, 1::2]
             elif gated:
                 gate, up = hidden[:, : w2.shape[2]], hidden[:, w2.shape[2] :]
@@ -255,6 +257,13 @@ def run_chains(
 
 def _per_expert(scale: str | torch.Tensor | None) -> bool:
     return isinstance(scale, torch.Tensor) and scale.numel() > 1
+
+
+def _router_of(weights: torch.Tensor, on_input: bool, slot_dtype: torch.dtype) -> torch.Tensor | None:
+    """What slots are multiplied with before they are rounded to `slot_dtype`; None where neither happens."""
+    if not on_input:
+        return weights
+    return None if slot_dtype == torch.float32 else torch.ones_like(weights)
 
 
 def _quantized_and_decoded(x, format: BlockFormat, recipe: Recipe, scale, ids, activated=NOTHING) -> torch.Tensor:
@@ -298,12 +307,13 @@ def quantize_rows(
     element, block = element_constants(format.element), scale_constants(format)
     chosen = recipe_constants(format, recipe)
     blocks = triton.next_power_of_2(width // size)
+    gated = activation is not None and ACTIVATIONS[activation].gated
     quantize_rows_kernel[(count,)](
         memory(x), values, scales, stored, safe, scale if source == "given" else stored, ids,
         stored if router is None else router, gate_table(name, x, alpha, limit), alpha, limit, experts, x.stride(0), length,
         width, count * width, UNITS=units, BLOCKS=blocks, SIZE=size, ROWS_A_SOURCE=rows_a_source,
-        WEIGHTED=router is not None, ACTIVATION=name, GATED=activation is not None and ACTIVATIONS[activation].gated,
-        INTERLEAVED=gate_up == "interleaved", STORED=STORED[x.dtype], PAIRED=paired(weight) and not units,
+        WEIGHTED=router is not None, ACTIVATION=name, GATED=gated, INTERLEAVED=gated and gate_up == "interleaved",
+        STORED=STORED[x.dtype], PAIRED=paired(weight) and not units,
         HALF=half(weight, format), PARTS=parts, SOURCE=source, PER_EXPERT=source == "given" and scale.numel() > 1,
         LARGEST=format.element.max * (recipe.scale_max or format.scale.max),
         **{name: block[name] for name in ("POWER_OF_TWO", "SCALE_MAX_CODE", "SCALE_MANTISSA", "SCALE_LOWEST", "SCALE_MAX",

@@ -121,8 +121,13 @@ def cpu_speed(name: str, *ops: str) -> str:
 
 
 def gpu_speed() -> str:
-    """Element-wise kernels: speed over that of a copy, a table for each size of the record."""
-    data = [row for row in record("elementwise-h200")["rows"] if "failed" not in row]
+    """Element-wise kernels: speed over that of a copy, a table for each size; none where conformance failed."""
+    judged = standings([*read_record("elementwise-h200"), *read_record("conformance-h200")])
+    data = [
+        row
+        for i, row in enumerate(record("elementwise-h200")["rows"])
+        if "failed" not in row and not (i in judged and judged[i].outcome == FAILED)
+    ]
     tables = []
     for size in dict.fromkeys(tuple(row["size"]) for row in data):
         of_size = [row for row in data if tuple(row["size"]) == size]
@@ -156,9 +161,13 @@ def gpu_products() -> str:
 
 
 def gpu_experts() -> str:
-    """Whole expert layers: milliseconds, and the share of a copy of the packed weights that are met."""
+    """Whole expert layers: milliseconds, and the share of a copy of the packed weights that are met; none where conformance
+    failed."""
+    judged = standings([*read_record("moe-h200"), *read_record("conformance-moe-h200")])
     rows = []
-    for row in record("moe-h200")["rows"]:
+    for i, row in enumerate(record("moe-h200")["rows"]):
+        if "failed" in row or (i in judged and judged[i].outcome == FAILED):
+            continue
         formats = f"{row['weights']}, {row['activations']}"
         share = f"{row['of_a_copy']:.2f}" if row["by"] == "mxref" else "-"
         peak = f"{row['peak_bytes'] / 1e6:.1f}"

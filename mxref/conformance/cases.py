@@ -568,7 +568,9 @@ def _moe_experts() -> Iterator[Case]:
         yield case("expert_map", w13, w2, act_format, **small, **foreign)
         yield case("expert_map_terms", w13, w2, act_format, **small, **foreign, combine=False)
         top_1 = {"x": few.half(), "ids": few_ids[:, :1], "weights": few_weights[:, :1]}
-        yield case("weight_on_input", w13, w2, act_format, **top_1, apply_router_weight_on_input=True)
+        on_input = {**top_1, "apply_router_weight_on_input": True}
+        yield case("weight_on_input", w13, w2, act_format, **on_input)
+        yield case("weight_on_input-rounded_slots", w13, w2, act_format, **on_input, round_per_slot=torch.bfloat16)
         scales = w13.scales.clone()
         scales[few_ids[1, 0], 3, 1] = w13.format.scale.nan_code
         yield case("nan_scale", replace(w13, scales=scales), w2, act_format, **small)
@@ -584,7 +586,9 @@ def _moe_experts() -> Iterator[Case]:
         wide = {name: given[:3] for name, given in wide.items()}
         yield case("every_addition_rounds-few", *rounding, act_format, **wide)
         relu = _weights(format, 80, 96, 36)
-        yield case("relu2", relu, w2, act_format, few.float(), few_ids, few_weights, activation="relu2")
+        for layout in ("concatenated", "interleaved"):  # of a single gate: no difference
+            label, options = f"relu2-{layout}", {"activation": "relu2", "gate_up": layout}
+            yield case(label, relu, w2, act_format, few.float(), few_ids, few_weights, **options)
         strided = w13[torch.arange(12) // 2][::2], w2, act_format, inputs.in_poison(few)
         yield case("strided", *strided, few_ids.int(), few_weights)
         worst_ids = torch.arange(9)[:, None] * torch.tensor([1, 5, 7]) % 6
@@ -613,6 +617,8 @@ def _moe_experts() -> Iterator[Case]:
     yield case("gate_up_scales", w13, w2, "nvfp4", **small, act_tensor_scales=(torch.tensor(0.02), torch.tensor(0.5)))
     yield case("gate_up_scales", w13, w2, None, **small)
     yield case("scale_an_expert", w13, w2, "nvfp4", **small, act_tensor_scales=(each, each * 5))
+    strided = each[:, None].expand(6, 2)[:, 1], each[:1].expand(6)
+    yield case("scale_an_expert-strided", w13, w2, "nvfp4", **small, act_tensor_scales=strided)
     w13, w2 = _weights("nvfp4", 160, 96, 22, "nvidia_16x16"), _weights("nvfp4", 96, 80, 23, "vllm_torch")
     yield case("vllm", w13, w2, "nvfp4", **small, act_recipe="vllm_triton")
     pairs = ("nvfp4", "nvfp4", None), ("nvfp4", "nvfp4", (each, each * 5)), ("mxfp4", "mxfp8_e4m3", None)
