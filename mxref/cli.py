@@ -120,7 +120,8 @@ def _print(table: Table) -> None:
         return
     title, caption, table.title, table.caption = table.title, table.caption, None, None  # they wrap at the table's width
     for part in filter(None, (title, table, caption)):
-        Console(width=PLAIN_WIDTH).print(part, soft_wrap=isinstance(part, str), markup=False, highlight=False)
+        text = isinstance(part, str)
+        Console(width=PLAIN_WIDTH).print(part, soft_wrap=text, markup=not text, highlight=False)
 
 
 def _deliver(json_file: str | None, value: object, show: Callable[[], None]) -> None:

@@ -607,9 +607,7 @@ def test_a_path_of_one_slash_is_said_to_be_no_directory_first(tmp_path, monkeypa
     (tmp_path / "models").mkdir()
     with pytest.raises(ValueError, match=r"^model='models/qwen': no such directory; expected a directory"):
         evaluate("models/qwen")
-    with pytest.raises(
-        ValueError, match=r"^model='nowhere/qwen': no such directory, and as a name on the Hugging Face hub: "
-    ):
+    with pytest.raises(ValueError, match=r"^model='nowhere/qwen': no such directory; read as a name on the"):
         evaluate("nowhere/qwen")
 
 
@@ -700,7 +698,7 @@ def test_a_checkpoint_can_be_quantized_anew(kept):
         ({"scales": "some"}, "scales='some': expected one of stored, vllm"),
         ({"text": "a", "ids": [1, 2]}, "text and ids are both given"),
         ({"text": "a"}, "tokenizer=None"),
-        ({}, "tokenizer=None: the model's directory has none.*ids='random' \\(--random-ids\\), drawn from the vocabulary"),
+        ({}, "tokenizer=None: the model's directory has none.*ids='random', drawn from the vocabulary"),
         ({"ids": "some"}, "ids='some': expected one of random"),
         ({"ids": [1.5, 2.5]}, "ids=.*expected integers"),
         ({"ids": [[1, 512]]}, "ids=.*from 0 to 511"),

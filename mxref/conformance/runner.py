@@ -188,8 +188,11 @@ def run_case(case: Case, backend: str, device: str, strict: bool = False) -> Out
 
 
 def _call(op: str, subject: tuple[str, ...], args: tuple, kwargs: dict) -> Any:
-    with mxref.use(*subject, strict=bool(subject)):  # a kernel that refuses only now has failed
-        return registry.OPS[op](*args, **kwargs)
+    with mxref.use(*subject), registry.counted() as calls:
+        found = registry.OPS[op](*args, **kwargs)
+    if subject and calls[op].answered == 0:
+        raise RuntimeError("it refused a call that it had said to take")
+    return found
 
 
 def _run_twice(case, subject, args, kwargs, expected, promised, device) -> tuple[str | None, str]:
