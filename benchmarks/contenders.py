@@ -113,7 +113,7 @@ def _call(op: str, backends: tuple[str, ...], arguments: Callable[[], tuple[tupl
 
 def _unlike(row: Contender, backend: str, arguments: Callable[[], tuple[tuple, dict]], result: Any) -> str | None:
     """What differs from the reference in conformance's cases of the same op, format, dtype and recipe, or in `result`."""
-    outcomes = [run_case(case, backend, "cpu") for case in _cases(row.op) if _concerns(case, row)]
+    outcomes = [run_case(case, backend, "cpu") for case in cases(row.op) if _concerns(case, row)]
     for outcome in outcomes:
         if outcome.failure is not None:
             return f"{outcome.id}: {outcome.failure}"
@@ -122,11 +122,6 @@ def _unlike(row: Contender, backend: str, arguments: Callable[[], tuple[tuple, d
     if registry.kernel(row.op, backend).contract != "bitexact":
         return None  # the cases hold it to what it promises
     return difference(result, _call(row.op, (), arguments)())
-
-
-@functools.cache
-def _cases(op: str) -> list[Case]:
-    return list(cases(op))
 
 
 def _concerns(case: Case, row: Contender) -> bool:

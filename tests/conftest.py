@@ -1,7 +1,11 @@
-"""The fixture that all tests share."""
+"""What all tests share: a thread each, and a generator of numbers."""
 
-import numpy as np
-import pytest
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: the cores are shared by processes that test
+
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
@@ -47,9 +47,12 @@ class Case:
 
 def cases(op: str, level: int = 1) -> Iterator[Case]:
     """The cases of an op up to `level`; none for an op without cases."""
-    for case in _GENERATORS.get(op, lambda: iter(()))():
-        if case.level <= level:
-            yield case
+    return (case for case in _all_cases(op) if case.level <= level)
+
+
+@cache  # to make the operands of products takes seconds
+def _all_cases(op: str) -> tuple[Case, ...]:
+    return tuple(_GENERATORS.get(op, lambda: ())())
 
 
 def _short(dtype: torch.dtype) -> str:

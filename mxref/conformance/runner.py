@@ -1,7 +1,6 @@
 """Running cases: the reference on the CPU says what is right, the subject runs on its device."""
 
 import copy
-import functools
 import itertools
 import traceback
 from collections import Counter
@@ -108,12 +107,7 @@ def _group_of(case: Case) -> Group:
 
 
 def _cases_of(group: Group, level: int) -> list[Case]:
-    return [case for case in _cases_of_op(group[0], level) if _group_of(case) == group]
-
-
-@functools.lru_cache(maxsize=1)  # making the operands of products takes long, and groups of an op follow each other
-def _cases_of_op(op: str, level: int) -> tuple[Case, ...]:
-    return tuple(cases(op, level))
+    return [case for case in cases(group[0], level) if _group_of(case) == group]
 
 
 def _run_group(group: Group, first: int = 0, *, level: int, backend: str, device: str, strict: bool) -> Iterator[Outcome]:
