@@ -120,14 +120,34 @@ def cpu_speed(name: str, *ops: str) -> str:
     return table(header, rows, "lllllrrll")
 
 
-def gpu_speed() -> str:
-    """Element-wise kernels: speed over that of a copy, a table for each size; none where conformance failed."""
+def _gpu_rows() -> list[dict]:
+    """Rows of element-wise kernels that have a speed: none where conformance failed."""
     judged = standings([*read_record("elementwise-h200"), *read_record("conformance-h200")])
-    data = [
+    return [
         row
         for i, row in enumerate(record("elementwise-h200")["rows"])
         if "failed" not in row and not (i in judged and judged[i].outcome == FAILED)
     ]
+
+
+def gpu_summary(size: tuple[int, ...] = (8192, 8192)) -> str:
+    """One sentence: each op's slowest and fastest format over a copy, at one size, and other libraries beside it."""
+    of_size = [row for row in _gpu_rows() if tuple(row["size"]) == size]
+    told = []
+    for op in ("qdq", "quantize", "dequantize", "activate_quantize"):
+        speeds = [row["of_a_copy"] for row in of_size if row["op"] == op and row["library"] == "mxref"]
+        others = {
+            who: max(row["of_a_copy"] for row in of_size if row["op"] == op and row["library"] == who)
+            for who in dict.fromkeys(row["library"] for row in of_size if row["op"] == op and row["library"] != "mxref")
+        }
+        beside = ", ".join(f"{who}'s fastest {speed:.2f}" for who, speed in others.items())
+        told.append(f"`{op}` {min(speeds):.2f} to {max(speeds):.2f}" + (f" ({beside})" if beside else ""))
+    return f"At {list(size)}, over all formats: " + "; ".join(told) + "."
+
+
+def gpu_speed() -> str:
+    """Element-wise kernels: speed over that of a copy, a table for each size."""
+    data = _gpu_rows()
     tables = []
     for size in dict.fromkeys(tuple(row["size"]) for row in data):
         of_size = [row for row in data if tuple(row["size"]) == size]
