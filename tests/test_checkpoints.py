@@ -24,7 +24,7 @@ pytest.importorskip("safetensors")
 from safetensors.torch import load_file, save_file
 
 import mxref
-from mxref.checkpoints import CheckpointError, QuantizedWeight, inspect_checkpoint, load_checkpoint
+from mxref.checkpoints import CheckpointError, QuantizedWeight, convert_checkpoint, inspect_checkpoint, load_checkpoint
 from mxref.checkpoints.dialects import declared
 from mxref.checkpoints.files import INDEX, Shards
 
@@ -291,7 +291,10 @@ def test_modelopt_names_the_algorithm_of_each_layer(tmp_path, rng):
     (path / "hf_quant_config.json").write_text(json.dumps({"quantization": settings}))
     inspection = inspect_checkpoint(path)
     assert (inspection.dialect, inspection.formats) == ("modelopt", ("mxfp4",))
-    assert [(f.severity, f.what, f.name) for f in inspection.findings] == [("fault", "missing", "m.gone_proj")]
+    expected = [("fault", "config", "config.json"), ("fault", "missing", "m.gone_proj")]
+    assert [(f.severity, f.what, f.name) for f in inspection.findings] == expected
+    refused(lambda: load_checkpoint(path), "quantized_layers of MXFP4, NVFP4: expected one algorithm; weights_only=True")
+    assert load_checkpoint(path, weights_only=True).formats == ("mxfp4",)
     layers["m.q_proj"]["quant_algo"] = "NVFP4"
     (path / "hf_quant_config.json").write_text(json.dumps({"quantization": settings}))
     refused(lambda: load_checkpoint(path), "the config says nvfp4")
@@ -615,6 +618,212 @@ def test_no_corruption_of_a_config_crashes(data, tmp_path_factory):
     shutil.rmtree(path)
 
 
+# configs that say what is not followed
+
+TORCHAO, CT_MX, QUARK_MX = (DATA / f"{name}-qwen3moe" for name in ("torchao-mxfp4", "llmcompressor-mxfp4", "quark-mxfp4"))
+GROUP = ("quantization_config", "config_groups", "group_0")
+WEIGHTS, INPUTS = (*GROUP, "weights"), (*GROUP, "input_activations")
+FP8 = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
+
+
+def edited(source, destination, changes, file="config.json"):
+    """A copy of a checkpoint, with values of a config changed by place; a callable makes the value of what is there."""
+    path = copy(source, destination)
+    config = json.loads((path / file).read_text())
+    for (*place, last), value in changes.items():
+        at = config
+        for key in place:
+            at = at.setdefault(key, {})
+        at[last] = value(at.get(last)) if callable(value) else value
+    (path / file).write_text(json.dumps(config))
+    return path
+
+
+def second_group(**others):
+    """A group of down projections beside the one that is there, which it is but for `others`."""
+    return {GROUP[:-1]: lambda groups: groups | {"group_1": groups["group_0"] | {"targets": ["re:.*down_proj"]} | others}}
+
+
+def torchao_by_module(**choices):
+    """`FqnToConfig`: the config that is there by default, by name a change of it or None."""
+
+    def change(default):
+        changed = {fqn: new and {**default, "_data": default["_data"] | new} for fqn, new in choices.items()}
+        return {"_type": "FqnToConfig", "_version": 1, "_data": {"fqn_to_config": {"_default": default} | changed}}
+
+    return {("quantization_config", "quant_type", "default"): change}
+
+
+def said(**config):
+    return {("quantization_config", key): value for key, value in config.items()}
+
+
+def activation_dtype(name):
+    return {"activation_dtype": {"_type": "torch.dtype", "_data": name}}
+
+
+NOT_FOLLOWED = {  # what makes the weights other than they are read
+    "AWQ": (MODELOPT, said(quant_algo="NVFP4_AWQ"), r'quant_algo "NVFP4_AWQ": expected one of NVFP4, '),
+    "other weights": (MODELOPT, said(quant_algo="MXFP8"), "quant_algo .*MXFP8.*hf_quant_config.json .*NVFP4"),
+    "size of groups": (MODELOPT, said(group_size=32), "group_size 32 and hf_quant_config.json group_size 16"),
+    "modules left out": (MODELOPT, said(ignore=["lm_head"]), "ignore .*lm_head.* and hf_quant_config.json exclude_modules"),
+    "a type of layers": (
+        QUARK,
+        said(layer_type_quant_config={"nn.Linear": {"weight": {"dtype": "fp6_e3m2", "group_size": 32}}}),
+        "layer_type_quant_config.nn.Linear .*: expected none",
+    ),
+    "a rotation": (QUARK, said(algo_config=[{"name": "rotation", "r4": True}]), "algo_config .*rotation.*: expected null"),
+    "a transform": (CT, said(transform_config={"config_groups": {"R1": {}}}), "transform_config .*R1"),
+    "a nested transform": (CT, {("text_config", "transform_config", "config_groups"): {"R4": {}}}, "transform_config .*R4"),
+    "two configs": (
+        CT,
+        {("text_config", "quantization_config"): {"quant_method": "quark"}},
+        "quantization_config and text_config.quantization_config say different things",
+    ),
+    "a sparse weight": (CT, said(sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config .*: expected none"),
+    "bits": (CT, {(*WEIGHTS, "num_bits"): 8}, "group_0.weights .*not what format 'nvfp4-pack-quantized' stores"),
+    "type": (CT, {(*WEIGHTS, "type"): "int"}, "group_0.weights .*not what format 'nvfp4-pack-quantized' stores"),
+    "strategy": (CT, {(*WEIGHTS, "strategy"): "channel"}, 'weights.strategy "channel": expected "tensor_group"'),
+    "symmetry": (CT_MX, {(*WEIGHTS, "symmetric"): False}, "weights.symmetric false: expected true"),
+    "container": (CT, {(*GROUP, "format"): "pack-quantized"}, "group_0.weights .*not what format 'pack-quantized' stores"),
+    "two groups": (CT, second_group(targets=["Linear"], input_activations=None), "'Linear' and 'Linear' say different"),
+}
+NOT_RUN = {  # what a forward pass would have to do
+    "FP8 inputs": (CT_MX, {INPUTS: FP8}, r"group_0.input_activations .*: expected blocks of nvfp4, "),
+    "static inputs": (CT_MX, {(*INPUTS, "dynamic"): False}, "input_activations.dynamic false: expected true"),
+    "a group without inputs": (CT_MX, second_group(input_activations=None), "differ between config_groups, mxfp4, None"),
+    "outputs": (CT_MX, {(*GROUP, "output_activations"): FP8}, "output_activations .*: expected null"),
+    "softmax": (QUARK_MX, said(softmax_quant_spec={"dtype": "fp8_e4m3"}), "softmax_quant_spec .*: expected null"),
+    "rule of scales": (
+        QUARK_MX,
+        {("quantization_config", "global_quant_config", "input_tensors", "scale_calculation_mode"): "floor"},
+        'input_tensors.scale_calculation_mode "floor": expected "even"',
+    ),
+    "FP8 inputs, ModelOpt": (DATA / "modelopt-mxfp4-qwen3moe", said(quant_algo="W4A8_MXFP4_FP8"), "W4A8_MXFP4_FP8"),
+    "a choice by module": (
+        TORCHAO,
+        torchao_by_module(**{"model.layers.0.mlp.gate": activation_dtype("float8_e4m3fn")}),
+        'quant_type "FqnToConfig": its modules differ',
+    ),
+    "another config": (
+        TORCHAO,
+        {("quantization_config", "quant_type", "default", "_type"): "Int4WeightOnlyConfig"},
+        'quant_type "Int4WeightOnlyConfig": expected MXDynamic',
+    ),
+    "inputs unsaid": (
+        TORCHAO,
+        {("quantization_config", "quant_type", "default", "_data", "activation_dtype"): None},
+        "expected an activation_dtype",
+    ),
+}
+
+
+def not_followed(case, tmp_path):
+    source, changes, message = case
+    path = edited(source, tmp_path / "c", changes)
+    if "hf_quant_config.json" not in message:
+        (path / "hf_quant_config.json").unlink(missing_ok=True)  # which would say other things
+    return path, message
+
+
+@pytest.mark.parametrize("case", NOT_FOLLOWED)
+def test_a_config_that_says_what_the_weights_are_not_is_refused_by_its_key(case, tmp_path):
+    path, message = not_followed(NOT_FOLLOWED[case], tmp_path)
+    refused(lambda: load_checkpoint(path, weights_only=True), message)
+    refused(lambda: convert_checkpoint(path, tmp_path / "out", to="plain"), message)
+    faults = inspect_checkpoint(path).faults
+    assert any(re.search(message, fault.detail) for fault in faults), faults
+
+
+@pytest.mark.parametrize("case", NOT_RUN)
+def test_a_config_that_says_what_no_layer_runs_is_refused_unless_weights_alone_are_asked_for(case, tmp_path):
+    source = NOT_RUN[case][0]
+    path, message = not_followed(NOT_RUN[case], tmp_path)
+    refused(lambda: load_checkpoint(path), f"{message}.*weights_only=True takes the weights alone")
+    (fault,) = inspect_checkpoint(path).faults
+    assert fault.what == "config" and re.search(message, fault.detail)
+    same = load_checkpoint(source).dialect
+    with pytest.raises(ValueError, match=f"{message}.*activations none"):
+        convert_checkpoint(path, tmp_path / "out", to=same)
+    assert not (tmp_path / "out").exists()
+    conversion = convert_checkpoint(path, tmp_path / "out", to="plain", format="f32")
+    assert re.search(f"not carried over: .*{message}", conversion.notes[0])
+    name = conversion.changes[0].name
+    expected = mxref.dequantize(load_checkpoint(source)[name].tensor)
+    assert_same_bits(load_checkpoint(tmp_path / "out")[name], expected)
+
+
+def test_what_is_left_out_of_a_conversion_is_not_in_its_config(tmp_path):
+    path = edited(CT_MX, tmp_path / "c", {INPUTS: FP8})
+    convert_checkpoint(path, tmp_path / "out", to="compressed-tensors", activations=None)
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert written["quantization_config"]["config_groups"]["group_0"]["input_activations"] is None
+    assert load_checkpoint(tmp_path / "out").scheme == "w_mxfp4"
+
+
+def test_a_scale_of_the_inputs_beside_a_weight_is_refused(tmp_path):
+    name = f"{EXPERT}.down_proj.pre_quant_scale"
+    path = copy(MODELOPT, tmp_path / "c", lambda tensors: tensors.update({name: torch.ones(128)}))
+    refused(lambda: load_checkpoint(path), f"{name}: not applied")
+    assert [(fault.what, fault.name) for fault in inspect_checkpoint(path).faults] == [("layout", name)]
+
+
+def test_torchaos_choice_by_module_is_followed_where_all_that_is_quantized_is_quantized_alike(tmp_path):
+    path = edited(TORCHAO, tmp_path / "c", torchao_by_module(**{"model.layers.0.mlp.gate": None}))
+    assert load_checkpoint(path).scheme == "w_mxfp4_a_mxfp4" and inspect_checkpoint(path).faults == ()
+    settings = ("quantization_config", "quant_type", "default", "_data")
+    for key, where in (("weight_dtype", "weights"), ("activation_dtype", "inputs")):
+        edited(TORCHAO, tmp_path / key, {(*settings, key, "_data"): "float8_e4m3fn"})
+        message = f"the header says {where} in mxfp4, and the config mxfp8_e4m3"
+        refused(lambda key=key: load_checkpoint(tmp_path / key), message)
+
+
+def test_groups_of_other_formats_are_those_of_their_modules_a_name_before_an_expression_before_a_class(tmp_path):
+    mxfp4 = {"num_bits": 4, "type": "float", "group_size": 32}
+    path = edited(CT, tmp_path / "c", second_group(weights=mxfp4, format="mxfp4-pack-quantized"))
+    refused(lambda: load_checkpoint(path), "down_proj.weight_scale: .* the config says mxfp4")
+    both = {"targets": ["re:.*experts.*"], "weights": mxfp4}
+    groups = {"a": {"targets": ["re:.*down_proj"]}, "b": both, "c": {"targets": ["Linear"]}}
+    says = declared("compressed-tensors", {"config_groups": groups})
+    assert says.clash("m.experts.0.down_proj") == ("re:.*down_proj", "re:.*experts.*")
+    assert says.clash("m.experts.0.up_proj") is None and says.clash("m.q_proj") is None
+    named = groups | {"d": {"targets": ["m.experts.0.down_proj"]}}
+    assert declared("compressed-tensors", {"config_groups": named}).clash("m.experts.0.down_proj") is None
+
+
+def test_modelopts_two_configs_are_read_as_one(tmp_path):
+    path = edited(MODELOPT, tmp_path / "c", {("quantization_config",): {"quant_method": "modelopt"}})
+    assert load_checkpoint(path).scheme == "w_nvfp4_a_nvfp4"
+    assert load_checkpoint(path).declared.skips == load_checkpoint(MODELOPT).declared.skips
+    path = edited(MODELOPT, tmp_path / "d", {("quantization", "quant_algo"): "MXFP8"}, "hf_quant_config.json")
+    refused(
+        lambda: load_checkpoint(path), 'quant_algo "NVFP4" and hf_quant_config.json quant_algo "MXFP8": expected the same'
+    )
+    shutil.copy(MODELOPT / "hf_quant_config.json", copy(QUARK, tmp_path / "e"))
+    refused(lambda: load_checkpoint(tmp_path / "e"), "says quant_method 'quark', and hf_quant_config.json .* of modelopt")
+    assert load_checkpoint(tmp_path / "e", dialect="quark").formats == ("mxfp6_e2m3",)
+
+
+CACHES = [
+    (CT, said(kv_cache_scheme=FP8), {}, "kv_cache_scheme"),
+    (QUARK, said(kv_cache_quant_config={"*k_proj": {"output_tensors": {"dtype": "fp8_e4m3"}}}), {}, "kv_cache_quant_config"),
+    (MODELOPT, {}, {("quantization", "kv_cache_quant_algo"): "FP8"}, "kv_cache_quant_algo"),
+]
+
+
+@pytest.mark.parametrize("source, changes, beside, key", CACHES, ids=lambda each: each if isinstance(each, str) else "")
+def test_a_quantized_kv_cache_is_said_everywhere_and_no_matter_of_weights(source, changes, beside, key, tmp_path):
+    path = edited(source, tmp_path / "b", beside, "hf_quant_config.json") if beside else source
+    path = edited(path, tmp_path / "c", changes)
+    (cache,) = load_checkpoint(path).declared.cache
+    assert re.fullmatch(f"{key} .*: the KV cache is left as it is", cache)
+    assert load_checkpoint(path).scheme == load_checkpoint(source).scheme
+    inspection = inspect_checkpoint(path)
+    assert inspection.faults == () and [f.detail for f in inspection.findings if f.what == "KV cache"] == [cache]
+    conversion = convert_checkpoint(path, tmp_path / "out", to="plain")
+    assert conversion.notes[0] == "what the config says of the KV cache is not carried over"
+
+
 # inspect
 
 
@@ -634,6 +843,17 @@ PLANTED = {
     "NaN block scales": (CT, SCALE, lambda t: set_bytes(t, 0x7F), "fault", WEIGHT, "3 of 64"),
     "input scale": (CT, INPUT, lambda t: t * 0, "fault", WEIGHT, "0.0: an input never seen"),
     "input scale, infinite": (CT, INPUT, lambda t: t * torch.inf, "fault", WEIGHT, "inf"),
+    "input scale, NaN": (CT, INPUT, lambda t: t * torch.nan, "fault", WEIGHT, "nan"),
+    "input scale, negative": (CT, INPUT, lambda t: -t, "fault", WEIGHT, "^-"),
+    "input scale, huge": (CT, INPUT, lambda t: t * 0 + 1e30, "fault", WEIGHT, r"1e\+30: of inputs up to 2.69e-27, expected"),
+    "input scale, huge, ModelOpt": (
+        MODELOPT,
+        f"{EXPERT}.gate_proj.input_scale",
+        lambda t: t * 0 + 1e30,
+        "fault",
+        WEIGHT,
+        r"1e\+30: of inputs up to 2.69e\+33, expected",
+    ),
     "input scale, missing": (CT, INPUT, lambda t: None, "fault", WEIGHT, "missing"),
     "implausible weights": (CT, GLOBAL, lambda t: 1 / t, "fault", WEIGHT, r"divides, 0\.\d+ the other way"),
     "implausible weights, ModelOpt": (

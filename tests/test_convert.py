@@ -1208,7 +1208,7 @@ def test_experts_of_other_formats_become_one_stack_with_scales_of_their_own(form
     save_file({name: tensor.clone() for name, tensor in files.items()}, tmp_path / "in" / "model.safetensors")
     (tmp_path / "in" / "config.json").write_text(json.dumps({"model_type": "gpt_oss", "quantization_config": declared}))
     convert_checkpoint(tmp_path / "in", tmp_path / "out", to="modelopt", format="nvfp4", activations=None)
-    before, after = load_checkpoint(tmp_path / "in"), load_checkpoint(tmp_path / "out")
+    before, after = load_checkpoint(tmp_path / "in", weights_only=True), load_checkpoint(tmp_path / "out")
     assert set(after.quantized) == {f"{experts}.gate_up_proj", f"{experts}.down_proj"}
     found = decoded(after)
     for name in before.quantized:
@@ -1233,7 +1233,7 @@ def test_matrices_of_other_formats_or_lengths_share_no_scale(tmp_path):
     save_file(files, tmp_path / "in" / "model.safetensors")
     (tmp_path / "in" / "config.json").write_text(json.dumps({"model_type": "llama", "quantization_config": declared}))
     conversion = convert_checkpoint(tmp_path / "in", tmp_path / "out", to="modelopt", format="nvfp4", activations=None)
-    before, after = load_checkpoint(tmp_path / "in"), load_checkpoint(tmp_path / "out")
+    before, after = load_checkpoint(tmp_path / "in", weights_only=True), load_checkpoint(tmp_path / "out")
     for name in before.quantized:
         values = [mxref.dequantize(each[name].tensor) + 0.0 for each in (before, after)]
         assert torch.equal(*values) or not conversion.lossless

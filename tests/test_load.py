@@ -549,10 +549,6 @@ UNREAD = [
     ),
     ({"config_groups": {"g": {"weights": args(), "output_activations": args()}}}, "output_activations"),
     ({"config_groups": {"a": {"weights": args(), "input_activations": args()}, "b": {"weights": args()}}}, "differ between"),
-    (
-        {"config_groups": {"g": {"weights": args()}}, "transform_config": {"config_groups": {"u": {"type": "hadamard"}}}},
-        "hadamard",
-    ),
 ]
 
 
@@ -560,9 +556,27 @@ UNREAD = [
 def test_a_scheme_that_cannot_be_run_is_refused_and_can_be_decoded(says, message, tmp_path):
     quantization = {"quant_method": "compressed-tensors", "ignore": ["re:.*"], **says}
     folder, _ = make(tmp_path / "made", config={"quantization_config": quantization})
-    with pytest.raises(CheckpointError, match=f"the config says .*{message}.*, which cannot be run"):
+    with pytest.raises(CheckpointError, match=f"the config says .*{message}.*; dequantized=True takes the weights alone"):
         load(folder)
     assert not stored_scheme(load(folder, dequantized=True))
+
+
+def test_a_transform_is_refused_decoded_too(tmp_path):
+    says = {"quant_method": "compressed-tensors", "transform_config": {"config_groups": {"u": {"type": "hadamard"}}}}
+    folder, _ = make(tmp_path / "made", config={"text_config": {"quantization_config": says}, "quantization_config": {}})
+    for dequantized in (False, True):
+        with pytest.raises(CheckpointError, match="the config says transform_config .*hadamard.*stored rotated"):
+            load(folder, dequantized=dequantized)
+
+
+def test_a_quantized_kv_cache_is_a_warning_and_changes_nothing(tmp_path):
+    folder, _ = make(tmp_path / "made")
+    expected = logits(load(folder), IDS)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["kv_cache_scheme"] = {"num_bits": 8, "type": "float"}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.warns(UserWarning, match='the config says kv_cache_scheme .*"num_bits": 8.*: the KV cache is left as it is'):
+        assert_same_bits(logits(load(folder), IDS), expected)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from mxref.checkpoints.files import CheckpointError, Entry, Shards, open_shards,
 from mxref.packing import from_layout
 
 SCALE_DTYPES = ("F32", "BF16")  # of tensor scales and input scales; bfloat16 is widened, exactly
+_NOT_APPLIED = ("pre_quant_scale", "weight_zero_point", "weight_g_idx")  # ends of names beside a weight that it needs
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,11 @@ class Checkpoint(Mapping):
 
 
 def load_checkpoint(
-    path: str | os.PathLike, *, device: str | torch.device = "cpu", dialect: str | None = None
+    path: str | os.PathLike,
+    *,
+    device: str | torch.device = "cpu",
+    dialect: str | None = None,
+    weights_only: bool = False,
 ) -> Checkpoint:
     """Open a checkpoint directory or one .safetensors file; tensors are read when they are looked up.
 
@@ -137,6 +142,10 @@ def load_checkpoint(
     `mxref.checkpoints.DIALECTS`, instead of what the config says, which is then not heeded if it says another. Tensors
     that belong to no block-scaled weight stay as they are. Scales are kept apart and as given: nothing is merged,
     inverted or transposed but the packed axis, which comes last.
+
+    What the config says is followed or refused by its key. `weights_only=True` takes the weights where it says of inputs
+    and outputs what no layer here computes (FP8 activations, say); `declared.unread` has that in words. What it says of the
+    KV cache is no matter of weights and linears: `declared.cache`.
 
     Raises ValueError for a path that is no checkpoint or an unknown dialect, `CheckpointError` (a ValueError) for files
     that contradict themselves: from headers here, from values on look-up. Sources: the formats as written by
@@ -151,6 +160,10 @@ def load_checkpoint(
         name, fault = next(iter(faults.items()))
         shard = checkpoint.shards.entries[name].shard.name
         raise CheckpointError(f"{shard}: {name}: {fault}")
+    said = [*checkpoint.declared.refused, *(() if weights_only else checkpoint.declared.unread)]
+    if said:
+        way = "" if checkpoint.declared.refused else "; weights_only=True takes the weights alone"
+        raise CheckpointError(f"{path}: the config says {said[0]}{way}")
     return checkpoint
 
 
@@ -166,6 +179,12 @@ def open_checkpoint(
     dialect, quantization, named = find_dialect(config, read_json(folder / "hf_quant_config.json"), dialect, has_codes)
     says = declared(dialect, quantization)
     weights, faults = _find_weights(shards, dialect, says, config.get("model_type"))
+    for weight in weights.values():
+        if clash := says.clash(weight.name.removesuffix(".weight")):
+            faults[weight.codes] = f"config_groups {clash[0]!r} and {clash[1]!r} say different things of it: expected one"
+    for name in shards.entries:
+        if name.endswith(_NOT_APPLIED):
+            faults[name] = "not applied: expected weights that need none (fold it into them, or into the layer before)"
     parts = {part for weight in weights.values() for part in weight.parts}
     by_codes = {weight.codes: weight for weight in weights.values()}
     stored = {}
@@ -220,7 +239,7 @@ def _find_weight(
     if not fitting:
         pairs = {f"{layout.codes_dtype} with {' or '.join(layout.scales_dtype)}" for layout in layouts}
         raise CheckpointError(f"{given}: expected dtypes {', or '.join(sorted(pairs))}")
-    header = header_says(dialect, shards.metadata, stem + layouts[0].weight)
+    header = header_says(dialect, shards.metadata, stem + layouts[0].weight, says)
     formats = says.formats_of(stem) if header is None else {header[0]}
     fitting = [layout for layout in fitting if not formats or layout.format in formats]
     fitting = [layout for layout in fitting if header is None or layout.scale_layout == header[1]]

@@ -105,7 +105,7 @@ def convert_checkpoint(
     path, out = Path(path), Path(out)
     check_choice("to", to, tuple(DIALECTS))
     check_number("shard_size", shard_size, 1)
-    checkpoint = load_checkpoint(path, dialect=dialect).streamed()
+    checkpoint = load_checkpoint(path, dialect=dialect, weights_only=True).streamed()
     beside = path if path.is_dir() else path.parent
     others = _others(beside)
     _check_out(path, out, force, {file.name for file in others})

@@ -5,8 +5,9 @@ A row says which tensors make a weight and how its numbers are read; nothing els
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -106,6 +107,10 @@ DIALECTS: dict[str, tuple[Layout, ...]] = {
 }
 
 _METHODS = {"mxfp4": "gpt-oss"}
+_CLASS = re.compile(r"[A-Z]\w*")  # a target that is a class of modules, not a name
+# compressed-tensors' own names for how it stores a format.
+CONTAINERS = {"nvfp4": "nvfp4-pack-quantized", "mxfp4": "mxfp4-pack-quantized", "mxfp8_e4m3": "mxfp8-quantized"}
+_CACHE = ("kv_cache_scheme", "kv_cache_quant_algo", "kv_cache_quant_config")  # keys that speak of the KV cache
 
 
 @dataclass(frozen=True)
@@ -114,7 +119,11 @@ class Declared:
 
     `layers`: formats that go with patterns of module names, before the others. `skips`: patterns of modules left as they
     are. `targets`: patterns of quantized modules, None where all linears are. `static`: whether activations have
-    stored scales. `unread`: what it says beyond that and a forward pass would have to do, in words.
+    stored scales. `groups`: patterns of modules with what is done there, where one config says it of several.
+
+    In words, what it says beyond that, each with what is read in its place: `unread`, what a forward pass would have to
+    do; `refused`, what makes the weights other than they are read; `cache`, what it does to the KV cache, which is no
+    matter of weights and linears and never run.
     """
 
     formats: frozenset[str] = frozenset()
@@ -123,7 +132,10 @@ class Declared:
     skips: tuple[str, ...] = ()
     targets: tuple[str, ...] | None = None
     static: bool = False
+    groups: tuple[tuple[str, str], ...] = ()
     unread: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+    cache: tuple[str, ...] = ()
 
     def formats_of(self, module: str) -> frozenset[str]:
         """The formats that the weight of `module` may have; empty: any."""
@@ -138,6 +150,21 @@ class Declared:
             return False
         targets = (*self.layers, *(self.targets or ()))
         return self.targets is None or any(matches(pattern, module) for pattern in targets)
+
+    def clash(self, module: str) -> tuple[str, str] | None:
+        """Two patterns of `groups` that mean `module` alike and say different things of it; a name goes before an
+        expression, and that before a class."""
+        found = [(_rank(pattern), pattern, scheme) for pattern, scheme in self.groups]
+        found = [each for each in found if each[0] == 2 or matches(each[1], module)]
+        first = min(found, key=lambda each: each[0], default=None)
+        others = (pattern for rank, pattern, scheme in found if rank == first[0] and scheme != first[2])
+        other = next(others, None)
+        return None if other is None else (first[1], other)
+
+
+def _rank(target: str) -> int:
+    """Which targets of groups go before others: names, then expressions, then classes of modules."""
+    return 2 if _CLASS.fullmatch(target) else int(target.startswith("re:"))
 
 
 def matches(pattern: str, module: str) -> bool:
@@ -179,27 +206,105 @@ def find_dialect(config: dict, producer_config: dict, given: str | None, has_cod
     """
     if given is not None:
         check_choice("dialect", given, tuple(DIALECTS))
-    found = get(config, "quantization_config") or get(config, "text_config", "quantization_config")
-    if found is None and producer_config:
-        found = {"quant_method": "modelopt", **_typed(producer_config, "quantization", dict)}
-    if found is not None and not isinstance(found, dict):
-        raise CheckpointError(f"config.json: quantization_config is no object but {type(found).__name__}")
+    found = _quantization(config)
+    producer = _typed(producer_config, "quantization", dict)
+    if found is None and producer:
+        found = {"quant_method": "modelopt", **producer}
     method = str(found.get("quant_method")) if found else ""
     dialect = _METHODS.get(method, method)
+    transforms = [value for _, value in _nested(config, "transform_config") if _transforms(value)]
+    others = {"transform_config": transforms[0]} if transforms else {}
+    if given is not None and found and "quant_method" in found and dialect != given:
+        return given, others, method
+    if found and producer and (given or dialect) == "modelopt":
+        found = _merged(found, producer)
+    elif found and given is None and get(producer, "quant_algo"):
+        raise CheckpointError(
+            f"config.json says quant_method {method!r}, and hf_quant_config.json beside it is of modelopt: expected one, or "
+            "dialect= to choose"
+        )
     if given is not None:
-        return (given, {}, method) if found and "quant_method" in found and dialect != given else (given, found or {}, None)
+        return given, others | (found or {}) | others, None
     if found:
         if dialect not in DIALECTS:
             raise ValueError(f"quant_method={method!r} in the config: give dialect=, one of {', '.join(DIALECTS)}")
-        return dialect, found, None
+        return dialect, found | others, None
     if has_codes and not config:
         raise ValueError(f"no config.json says how weights are stored: give dialect=, one of {', '.join(DIALECTS)}")
-    return "plain", {}, None
+    return "plain", others, None
+
+
+def _quantization(config: dict) -> dict | None:
+    """What a config says of quantization, of the whole or of a part such as its text_config; raises where two differ."""
+    found = [(where, value) for where, value in _nested(config, "quantization_config") if value not in (None, {})]
+    for where, value in found:
+        if not isinstance(value, dict):
+            raise CheckpointError(f"config.json: {where} is no object but {type(value).__name__}")
+        if value != found[0][1]:
+            raise CheckpointError(f"config.json: {found[0][0]} and {where} say different things: expected one of them")
+    return found[0][1] if found else None
+
+
+def _nested(config: dict, key: str) -> Iterator[tuple[str, Any]]:
+    """Where `key` stands in a config and what is there, the outermost first."""
+    left = deque([("", config)])
+    while left:
+        where, found = left.popleft()
+        for name, value in found.items():
+            if name == key:
+                yield where + name, value
+            if isinstance(value, dict):
+                left.append((f"{where}{name}.", value))
+
+
+def _transforms(given: Any) -> bool:
+    """Whether a transform_config says anything."""
+    return bool(given) and not (isinstance(given, dict) and "config_groups" in given and not given["config_groups"])
+
+
+def _merged(found: dict, producer: dict) -> dict:
+    """ModelOpt's two configs as one; raises where they say different things."""
+    for key in sorted(found.keys() & (producer.keys() | {"ignore"})):
+        other = "exclude_modules" if key == "ignore" else key
+        ours, theirs = _comparable(found[key]), _comparable(producer.get(other))
+        if ours is not None and theirs is not None and ours != theirs:
+            raise CheckpointError(
+                f"config.json says {key} {json.dumps(found[key])[:80]} and hf_quant_config.json {other} "
+                f"{json.dumps(producer[other])[:80]}: expected the same"
+            )
+    return producer | {key: value for key, value in found.items() if value is not None}
+
+
+def _comparable(given: Any) -> Any:
+    """Text in one case, lists in one order."""
+    if isinstance(given, list):
+        return sorted(json.dumps(each) for each in given)
+    return given.upper() if isinstance(given, str) else given
 
 
 def declared(dialect: str, quantization: dict) -> Declared:
     """What the config of a checkpoint in `dialect` says of it."""
-    return _READERS.get(dialect, lambda _: Declared())(quantization)
+    says = _READERS.get(dialect, lambda _: Declared())(quantization)
+    refused = says.refused
+    if _transforms(transform := get(quantization, "transform_config")):
+        refused += (_said("transform_config", transform, "none: weights that are stored rotated are not turned back"),)
+    cache = tuple(_said(key, value, "the KV cache is left as it is") for key in _CACHE if (value := get(quantization, key)))
+    return replace(says, refused=refused, cache=cache)
+
+
+def _said(key: str, given: Any, expected: str) -> str:
+    """What a config says and is not followed, in words, and what can be."""
+    return f"{key} {json.dumps(given)[:80]}: {expected}"
+
+
+def _odd(key: str, given: Any, read: Mapping[str, tuple]) -> list[str]:
+    """In words, what an object says by keys of which only the values in `read` can be followed; null says nothing."""
+    found = [(name, get(given, name), known) for name, known in read.items()]
+    return [
+        _said(f"{key}.{name}", value, f"expected {' or '.join(map(json.dumps, known)) or 'null'}")
+        for name, value, known in found
+        if value is not None and value not in known
+    ]
 
 
 def _typed(found: Any, key: str, kind: type, *others: type) -> Any:
@@ -229,62 +334,124 @@ def _float_format(args: Any) -> str | None:
     return known.get(pair) if get(args, "type") == "float" and all(isinstance(n, int) for n in pair) else None
 
 
+_GROUP_FORMATS = "expected blocks of nvfp4, mxfp4 or mxfp8_e4m3"
+
+
 def _groups(quantization: dict) -> dict[str, Any]:
+    """What config_groups say, as arguments of `Declared`."""
     groups = _objects(quantization, "config_groups")
-    formats = {_float_format(get(group, "weights")) for group in groups} - {None}
-    activations = {_float_format(get(group, "input_activations")) for group in groups} - {None}
-    targets = [target for group in groups for target in _strings(group, "targets")]
-    # "Linear" is a class, any other target a name
-    by_name = tuple(targets) if targets and not any(re.fullmatch(r"[A-Z]\w*", target) for target in targets) else None
-    unread = [_unread("input_activations", get(group, "input_activations"), _float_format) for group in groups]
-    unread += [_unread("output_activations", get(group, "output_activations"), lambda _: None) for group in groups]
-    if len({_float_format(get(group, "input_activations")) for group in groups}) > 1:
-        unread.append("input_activations that differ between config_groups")
-    unread = tuple(text for text in unread if text)
-    return dict(formats=formats, activations=min(activations, default=None), targets=by_name, unread=unread)
+    keys = get(quantization, "config_groups")
+    keys = [f"config_groups.{key}" for key in (keys if isinstance(keys, dict) else range(len(groups)))]
+    weights, inputs = ([get(group, key) for group in groups] for key in ("weights", "input_activations"))
+    formats, activations = [*map(_float_format, weights)], [*map(_float_format, inputs)]
+    unread, refused = [], []
+    for key, group, format in zip(keys, groups, formats):
+        container = get(group, "format") or get(quantization, "format")
+        if container in CONTAINERS.values() or format and isinstance(container, str) and container != "mixed-precision":
+            if container != CONTAINERS.get(format):
+                refused.append(_said(f"{key}.weights", group.get("weights"), f"not what format {container!r} stores"))
+        refused += _odd_arguments(f"{key}.weights", group.get("weights"))
+        given = get(group, "input_activations")
+        if given and _float_format(given) is None:
+            unread.append(_said(f"{key}.input_activations", given, _GROUP_FORMATS))
+        unread += _odd_arguments(f"{key}.input_activations", given)
+        if _float_format(given) not in (None, "nvfp4"):
+            unread += _odd(f"{key}.input_activations", given, dict(dynamic=(True,)))
+        if get(group, "output_activations"):
+            unread.append(_said(f"{key}.output_activations", group["output_activations"], "expected null"))
+    if len(set(activations)) > 1:
+        unread.append(
+            f"input_activations that differ between config_groups, {', '.join(map(str, activations))}: expected one"
+        )
+    named = [(target, i) for i, group in enumerate(groups) for target in _strings(group, "targets")]
+    by_name = [(target, i) for target, i in named if not _CLASS.fullmatch(target)]
+    layers, others = {}, {*formats}
+    if len(others) > 1 and by_name:  # names go before expressions, and both before classes
+        layers = {target: formats[i] for target, i in sorted(by_name, key=lambda each: _rank(each[0])) if formats[i]}
+        others = {format for i, format in enumerate(formats) if i not in {i for _, i in by_name}}
+    return dict(
+        formats=frozenset(others - {None}),
+        activations=min({*activations} - {None}, default=None),
+        layers=layers,
+        targets=tuple(target for target, _ in by_name) if named and len(by_name) == len(named) else None,
+        groups=tuple((target, _scheme(groups[i])) for target, i in named) if len(groups) > 1 else (),
+        unread=tuple(unread),
+        refused=tuple(refused),
+    )
 
 
-def _unread(what: str, given: Any, read: Callable[[Any], str | None]) -> str | None:
-    """What a config says in `given`, in words, if it says something that `read` does not know."""
-    return f"{what} {json.dumps(given)[:80]}" if given and read(given) is None else None
+def _odd_arguments(key: str, given: Any) -> list[str]:
+    """What quantization arguments of a known format say that its blocks are not."""
+    format = _float_format(given)
+    if format is None:
+        return []
+    strategy, scales = ("tensor_group", "torch.float8_e4m3fn") if format == "nvfp4" else ("group", "torch.uint8")
+    return _odd(key, given, dict(strategy=(strategy,), symmetric=(True,), scale_dtype=(scales,), block_structure=()))
+
+
+def _scheme(group: dict) -> str:
+    """What a group says that changes numbers, as text that can be compared."""
+    keys = ("num_bits", "type", "strategy", "group_size", "symmetric", "dynamic")
+    parts = [get(group, part) for part in ("weights", "input_activations", "output_activations")]
+    return json.dumps([part and [get(part, key) for key in keys] for part in parts])
 
 
 def _read_compressed_tensors(quantization: dict) -> Declared:
     found = _groups(quantization)
-    found |= dict(formats=frozenset(found["formats"]), static=found["activations"] == "nvfp4")
-    transform = _unread("transform_config", get(quantization, "transform_config"), lambda _: None)
-    found["unread"] += (transform,) if transform else ()
-    return Declared(**found, skips=_strings(quantization, "ignore"))
+    sparsity = get(quantization, "sparsity_config")
+    if sparsity and get(sparsity, "format") != "dense":
+        found["refused"] += (_said("sparsity_config", sparsity, "expected none"),)
+    return Declared(**found, static=found["activations"] == "nvfp4", skips=_strings(quantization, "ignore"))
 
 
-def _algorithm_formats(quantization: dict) -> dict[str, str]:
-    """ModelOpt's algorithms by module; "" stands for the whole model."""
-    layers = {"": quantization, **_typed(quantization, "quantized_layers", dict)}
-    found = {}
-    for module, settings in layers.items():
-        name = re.search("nvfp4|mxfp4|mxfp8", str(get(settings, "quant_algo")).lower())
-        if name:
-            found[module] = {"mxfp8": "mxfp8_e4m3"}.get(name[0], name[0])
-    return found
+_ALGORITHMS = ("NVFP4", "W4A16_NVFP4", "MXFP4", "MXFP8")  # of ModelOpt, those that are read
 
 
 def _read_modelopt(quantization: dict) -> Declared:
-    layers = _algorithm_formats(quantization)
     found = _groups(quantization)
+    layers, refused, unread = {}, [*found["refused"]], [*found["unread"]]
+    quantized = _typed(quantization, "quantized_layers", dict)
+    for module, settings in {"": quantization, **quantized}.items():
+        given = get(settings, "quant_algo")
+        if given is None or not module and quantized and given == "MIXED_PRECISION":
+            continue
+        key = f"quantized_layers.{module}.quant_algo" if module else "quant_algo"
+        name = str(given).upper()
+        if name not in _ALGORITHMS:
+            (refused if "AWQ" in name else unread).append(_said(key, given, f"expected one of {', '.join(_ALGORITHMS)}"))
+        format = re.search("nvfp4|mxfp4|mxfp8", name.lower())
+        if format:
+            layers[module] = {"mxfp8": "mxfp8_e4m3"}.get(format[0], format[0])
+            size, expected = get(settings, "group_size"), BLOCK_FORMATS[layers[module]].block_size
+            if size is not None and size != expected:
+                refused.append(_said(key.replace("quant_algo", "group_size"), size, f"{given} has blocks of {expected}"))
     whole = layers.pop("", None)
-    formats = frozenset({whole} - {None}) | found["formats"]
+    if whole and found["formats"] - {whole}:
+        groups = ", ".join(sorted(found["formats"]))
+        refused.append(_said("quant_algo", get(quantization, "quant_algo"), f"config_groups say {groups}"))
     algorithm = str(get(quantization, "quant_algo")).upper()
-    activations = found["activations"] or (
-        whole if algorithm == "NVFP4" and not get(quantization, "config_groups") else None
-    )
-    skips = _strings(quantization, "ignore") + _strings(quantization, "exclude_modules")
-    targets = None if whole or not layers else ()
+    activations = found["activations"]
+    if algorithm == "W4A16_NVFP4" and activations:
+        refused.append(_said("quant_algo", algorithm, f"config_groups say input_activations in {activations}"))
+    if algorithm == "NVFP4" and not get(quantization, "config_groups"):
+        activations = "nvfp4"
     algorithms = {str(get(settings, "quant_algo")) for settings in _objects(quantization, "quantized_layers")}
     if algorithms == {"NVFP4"} and whole is None:
         activations = "nvfp4"
     elif len(algorithms) > 1:
-        found["unread"] += (f"quantized_layers of {', '.join(sorted(algorithms))}",)
-    return Declared(formats, activations, layers, skips, targets, activations == "nvfp4", found["unread"])
+        unread.append(f"quantized_layers of {', '.join(sorted(algorithms))}: expected one algorithm")
+    skips = tuple(dict.fromkeys(_strings(quantization, "ignore") + _strings(quantization, "exclude_modules")))
+    return Declared(
+        frozenset({whole} - {None}) | found["formats"],
+        activations,
+        layers | found["layers"],
+        skips,
+        None if whole or not layers else (),
+        activations == "nvfp4",
+        groups=found["groups"],
+        unread=tuple(unread),
+        refused=tuple(refused),
+    )
 
 
 def _quark_format(spec: Any) -> str | None:
@@ -295,22 +462,48 @@ def _quark_format(spec: Any) -> str | None:
     return known.get(dtype, {}).get(size) if isinstance(dtype, str) and isinstance(size, int) else None
 
 
+# What Quark's specs may say: of codes, and of how inputs are quantized.
+_QUARK_CODES = dict(qscheme=("per_group",), ch_axis=(-1,))
+_QUARK_INPUTS = _QUARK_CODES | dict(is_dynamic=(True,), round_method=("half_even",), scale_calculation_mode=("even",))
+_QUARK_FORMATS = "expected null, or fp4, fp6_e2m3, fp6_e3m2 or fp8_e4m3 in groups of 32, or fp4 of 16"
+
+
 def _read_quark(quantization: dict) -> Declared:
     whole = _typed(quantization, "global_quant_config", dict)
     weight, activations = _quark_format(get(whole, "weight")), _quark_format(get(whole, "input_tensors"))
     specs = _typed(quantization, "layer_quant_config", dict)
     layers = {name: _quark_format(get(spec, "weight")) for name, spec in specs.items()}
-    unread = [_unread("input_tensors", get(spec, "input_tensors"), _quark_format) for spec in (whole, *specs.values())]
-    unread += [_unread("output_tensors", get(spec, "output_tensors"), lambda _: None) for spec in (whole, *specs.values())]
+    unread, refused = [], []
+    named = {"global_quant_config": whole} | {f"layer_quant_config.{name}": spec for name, spec in specs.items()}
+    for key, spec in named.items():
+        given = get(spec, "input_tensors")
+        if given and _quark_format(given) is None:
+            unread.append(_said(f"{key}.input_tensors", given, _QUARK_FORMATS))
+        elif given:
+            unread += _odd(f"{key}.input_tensors", given[0] if isinstance(given, list) else given, _QUARK_INPUTS)
+        for part in ("output_tensors", "bias"):
+            if get(spec, part):
+                unread.append(_said(f"{key}.{part}", spec[part], "expected null"))
+        codes = get(spec, "weight")
+        if _quark_format(codes):
+            refused += _odd(f"{key}.weight", codes[0] if isinstance(codes, list) else codes, _QUARK_CODES)
     if any(_quark_format(get(spec, "input_tensors")) != activations for spec in specs.values() if get(spec, "weight")):
-        unread.append("input_tensors that differ between layers")
+        unread.append("input_tensors that differ between layers: expected the same for all")
+    for name, spec in _typed(quantization, "layer_type_quant_config", dict).items():
+        if spec != whole:
+            refused.append(_said(f"layer_type_quant_config.{name}", spec, "expected none, or what global_quant_config says"))
+    if given := get(quantization, "algo_config"):
+        refused.append(_said("algo_config", given, "expected null: what it changes in the model is not undone or run"))
+    if given := get(quantization, "softmax_quant_spec"):
+        unread.append(_said("softmax_quant_spec", given, "expected null"))
     return Declared(
         frozenset({weight} - {None}),
         activations,
         {name: format for name, format in layers.items() if format},
         _strings(quantization, "exclude"),
         static=activations == "nvfp4",
-        unread=tuple(text for text in unread if text),
+        unread=tuple(unread),
+        refused=tuple(refused),
     )
 
 
@@ -327,12 +520,34 @@ TORCHAO_DTYPES = {
 }
 
 
+_TORCHAO_CONFIG, _TORCHAO_MAPS = "MXDynamicActivationMXWeightConfig", ("FqnToConfig", "ModuleFqnToConfig")
+
+
 def _read_torchao(quantization: dict) -> Declared:
-    settings = get(quantization, "quant_type", "default", "_data")
-    activations = get(settings, "activation_dtype", "_data")
-    unread = _unread("activation_dtype", activations, lambda name: TORCHAO_DTYPES.get(str(name)))
-    known = TORCHAO_DTYPES.get(activations) if isinstance(activations, str) else None
-    return Declared(activations=known, targets=(), unread=(unread,) if unread else ())
+    given = get(quantization, "quant_type")
+    default = get(given, "default")
+    choices = [default] if default else []
+    if get(default, "_type") in _TORCHAO_MAPS:  # configs by module; modules with none stay as they are
+        maps = [get(default, "_data", key) for key in ("fqn_to_config", "module_fqn_to_config")]
+        choices = [each for found in maps if isinstance(found, dict) for each in found.values() if each]
+    keys = ("activation_dtype", "weight_dtype", "scaling_mode")
+    said = [{key: get(each, "_data", key, "_data") for key in keys} for each in choices]
+    kinds = [get(each, "_type") for each in choices if get(each, "_type") != _TORCHAO_CONFIG]
+    unread = [_said("quant_type", kind, f"expected {_TORCHAO_CONFIG}") for kind in kinds]
+    if given and not choices:
+        unread.append(_said("quant_type", given, f"expected a default of {_TORCHAO_CONFIG}"))
+    if any(each["activation_dtype"] is None for each in said) and not kinds:
+        unread.append(_said("quant_type", default, f"expected an activation_dtype, one of {', '.join(TORCHAO_DTYPES)}"))
+    if any(each != said[0] for each in said):
+        unread.append(_said("quant_type", get(default, "_type"), "its modules differ; expected one config for all"))
+    first, dtypes = said[0] if said else {}, tuple(TORCHAO_DTYPES)
+    unread += _odd("quant_type", first, dict(activation_dtype=dtypes, weight_dtype=dtypes, scaling_mode=("RCEIL",)))
+    weights, activations = _torchao_format(first.get("weight_dtype")), _torchao_format(first.get("activation_dtype"))
+    return Declared(frozenset({weights} - {None}), activations, targets=(), unread=tuple(unread))
+
+
+def _torchao_format(dtype: Any) -> str | None:
+    return TORCHAO_DTYPES.get(dtype) if isinstance(dtype, str) else None
 
 
 _READERS: dict[str, Callable[[dict], Declared]] = {
@@ -344,8 +559,11 @@ _READERS: dict[str, Callable[[dict], Declared]] = {
 }
 
 
-def header_says(dialect: str, metadata: Mapping[str, str], weight: str) -> tuple[str, str] | None:
-    """(format, scale layout) of a weight as torchao's metadata in the header gives them; None in other dialects."""
+def header_says(dialect: str, metadata: Mapping[str, str], weight: str, says: Declared) -> tuple[str, str] | None:
+    """(format, scale layout) of a weight as torchao's metadata in the header gives them; None in other dialects.
+
+    Raises where the header says other things than the config, `says`, of the weight or of its inputs.
+    """
     if dialect != "torchao":
         return None
     try:
@@ -360,4 +578,11 @@ def header_says(dialect: str, metadata: Mapping[str, str], weight: str) -> tuple
             f"{weight}: its metadata in the header describes no MXTensor of blocks of 32 and elements "
             f"{', '.join(TORCHAO_DTYPES)} (_type {get(described, '_type')!r}, elem_dtype {dtype!r})"
         )
-    return TORCHAO_DTYPES[dtype], "tile_128x4" if swizzled else "linear"
+    format, inputs = TORCHAO_DTYPES[dtype], _torchao_format(get(data, "act_quant_kwargs", "_data", "elem_dtype", "_data"))
+    for what, given, expected in (
+        ("weights", format, says.formats or {format}),
+        ("inputs", inputs, {says.activations} if says.activations and "act_quant_kwargs" in data else {inputs}),
+    ):
+        if given not in expected:
+            raise CheckpointError(f"{weight}: the header says {what} in {given}, and the config {', '.join(expected)}")
+    return format, "tile_128x4" if swizzled else "linear"

@@ -18,6 +18,7 @@ from mxref.checkpoints.dialects import DIALECTS
 from mxref.checkpoints.files import CheckpointError, get
 
 RMS_RANGE = (1e-6, 1e3)  # of the weights of a trained matrix, with a wide margin
+INPUT_RANGE = (1e-6, 1e6)  # of the largest input that a layer saw in calibration, with a wide margin
 _SAMPLE = 1 << 16  # elements of a matrix whose rms is taken
 _PIECE = 1 << 18  # elements of a plain tensor that are summed at a time, to look for NaN and Inf where a sum is none
 _FLOATS = ("F64", "F32", "F16", "BF16")
@@ -110,12 +111,13 @@ def inspect_checkpoint(
 ) -> Inspection:
     """Read every tensor of a checkpoint and say what is wrong with it.
 
-    Faults: files that contradict themselves, NaN block scales, an input scale that is missing, zero or not finite, weights
-    whose rms is implausible (and would not be in the other direction of the tensor scale), tensors that belong to no
-    weight, plain tensors that hold NaN, Inf or integers for floats; layers, experts and quantized modules that the config
-    promises and the files lack; of known model types norms, routers and projections that a layer lacks, and shapes that
-    are not the config's. Warnings: gate and up with different scales, weights that are all zero or end in a short block,
-    weights not quantized in blocks, a file that is not read. `dialect`: as for `load_checkpoint`.
+    Faults: files that contradict themselves, what a config says and nothing here follows, NaN block scales, an input scale
+    that is missing, not finite and positive, or of inputs too large or small to be any, weights whose rms is implausible
+    (and would not be in the other direction of the tensor scale), tensors that belong to no weight, plain tensors that
+    hold NaN, Inf or integers for floats; layers, experts and quantized modules that the config promises and the files
+    lack; of known model types norms, routers and projections that a layer lacks, and shapes that are not the config's.
+    Warnings: gate and up with different scales, weights that are all zero or end in a short block,
+    weights not quantized in blocks, a quantized KV cache, a file that is not read. `dialect`: as for `load_checkpoint`.
     `on_progress("tensors", done, all)` is called as work proceeds. Raises ValueError for a path that is no checkpoint.
 
     >>> inspect_checkpoint("nowhere")
@@ -130,6 +132,9 @@ def inspect_checkpoint(
     findings += [Finding("warning", "files", str(path), note) for note in checkpoint.notes]
     if checkpoint.contradicted:
         findings.append(Finding("warning", "config", "config.json", checkpoint.contradicted))
+    says = checkpoint.declared
+    findings += [Finding("fault", "config", "config.json", said) for said in (*says.refused, *says.unread)]
+    findings += [Finding("warning", "KV cache", "config.json", said) for said in says.cache]
     quantized, elements, bits, scales, experts = checkpoint.quantized, 0, 0.0, {}, set()
     for done, name in enumerate(checkpoint, start=1):
         if on_progress is not None:
@@ -186,8 +191,21 @@ def _weight_findings(weight: QuantizedWeight, static: bool) -> Iterator[Finding]
         dead = weight.input_scale[~(weight.input_scale.isfinite() & (weight.input_scale > 0))]
         if dead.numel():
             yield Finding("fault", "input scale", name, f"{dead.flatten()[0].item()}: an input never seen in calibration?")
+        else:
+            yield from _input_findings(weight)
     for label, matrix in _matrices(name, q):
         yield from _rms_findings(label, matrix)
+
+
+def _input_findings(weight: QuantizedWeight) -> Iterator[Finding]:
+    """Input scales that come from no input of a trained model: each says how large the largest was."""
+    block, scale = weight.tensor.format, weight.input_scale.double()
+    largest = (1 / scale if weight.input_direction == "divide" else scale) * block.element.max * block.scale.max
+    odd = (largest < INPUT_RANGE[0]) | (largest > INPUT_RANGE[1])
+    if odd.any():
+        given, amax = (each[odd].flatten()[0].item() for each in (weight.input_scale, largest))
+        detail = f"{given:.3g}: of inputs up to {amax:.3g}, expected {INPUT_RANGE[0]:g} to {INPUT_RANGE[1]:g}"
+        yield Finding("fault", "input scale", weight.name, detail)
 
 
 def _plain_findings(name: str, tensor: torch.Tensor, dtype: str) -> Iterator[Finding]:

@@ -96,7 +96,7 @@ class Plan:
         """Whether only shards change, and nothing that is in them."""
         given, scheme = self.checkpoint, self.scheme
         same = (given.dialect, given.formats) == (scheme.dialect, (scheme.format,)) and not given.contradicted
-        return same and given.declared.activations == scheme.activations
+        return same and not given.declared.unread and given.declared.activations == scheme.activations
 
     @property
     def model(self) -> object:
@@ -550,8 +550,7 @@ def make_plan(checkpoint: Checkpoint, wish: Wish) -> Plan:
     if layout is not None:
         recipe = _check_recipe(layout.recipe if wish.recipe is None else wish.recipe, layout)
     plan = Plan(checkpoint, wish, scheme, layout, recipe, stacks, notes)
-    kv = [get(checkpoint.config, "quantization_config", key) for key in ("kv_cache_scheme", "kv_cache_quant_config")]
-    if any(kv) and not plan.is_same:
+    if checkpoint.declared.cache and not plan.is_same:
         notes.append("what the config says of the KV cache is not carried over")
     return plan
 
@@ -561,12 +560,15 @@ def _check_source(checkpoint: Checkpoint) -> None:
     for name in checkpoint.plain:
         if entries[name].dtype not in _KEPT:
             raise ValueError(f"{name} is {entries[name].dtype} and no block-scaled weight: what it means is not known")
-    if get(checkpoint.config, "quantization_config", "transform_config", "config_groups"):
-        raise ValueError("transform_config in the config: weights that are stored rotated cannot be converted")
 
 
 def _activations(checkpoint: Checkpoint, to: str, format: str, asked: str | None, notes: list[str]) -> str | None:
     """The format of the activations in the target's config."""
+    if checkpoint.declared.unread:
+        if asked == DEFAULT and to != "plain":
+            said = checkpoint.declared.unread[0]
+            raise ValueError(f"the config says {said}; activations none (weights alone) or in a format leaves it out")
+        notes += [f"not carried over: {said}" for said in checkpoint.declared.unread]
     if to == "plain":
         if asked not in (DEFAULT, None):
             raise ValueError(f"activations={asked!r}: to='plain' says nothing of activations")

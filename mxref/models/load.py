@@ -7,6 +7,7 @@ initialized that the files should hold, and nothing in the files is passed over.
 import functools
 import os
 import re
+import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -126,7 +127,7 @@ def load(
     if dtype is not None:
         check_dtype("dtype", dtype)
     device = _device(device)
-    checkpoint = load_checkpoint(path, dialect=dialect)
+    checkpoint = load_checkpoint(path, dialect=dialect, weights_only=True)
     if scales != "stored" and (dequantized or not checkpoint.quantized):
         what = "dequantized=True leaves none" if dequantized else f"{path} has none: nothing in it is quantized"
         raise ValueError(f"scales={scales!r} is for stored scales, and {what}")
@@ -135,7 +136,10 @@ def load(
     for finding in promised(checkpoint):
         raise CheckpointError(f"{path}: {finding.name}: {finding.detail}")
     if checkpoint.declared.unread and not dequantized:
-        raise CheckpointError(f"{path}: the config says {checkpoint.declared.unread[0]}, which cannot be run")
+        said = checkpoint.declared.unread[0]
+        raise CheckpointError(f"{path}: the config says {said}; dequantized=True takes the weights alone")
+    for said in checkpoint.declared.cache:
+        warnings.warn(f"{path}: the config says {said}", stacklevel=2)
     model = _empty_model(Path(path), dtype, device)
     layers = {name: _Layer(name, own, len(own.down_proj)) for name, own in find_experts(model).items()}
     slots, renamings, places, linears, unexpected = _slots(model), _renamings(model), {}, {}, []
