@@ -886,7 +886,7 @@ def convert_command(
     What changes is measured and shown. DIR appears when it is whole, and not at all otherwise.
 
     Exit code 0: written. 1: written, but blocks became zeros or lie outside of what the target's scales reach, or values
-    are finite no longer. 2: refused, nothing written.
+    are finite no longer, or were NaN or Inf and are finite now. 2: refused, nothing written.
     """
     from mxref.checkpoints import convert_checkpoint
     from mxref.checkpoints.recode import HOW
