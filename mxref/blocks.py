@@ -54,8 +54,8 @@ class BlockTensor:
         expected = self._grid.scale_shape
         if tuple(self.scales.shape) != expected:
             raise ValueError(f"scales has shape {list(self.scales.shape)}: codes {list(self.shape)} need {list(expected)}")
-        if self.format.scale.sign_mask and (self.scales & self.format.scale.sign_mask).any():
-            raise ValueError(f"scales holds codes with the sign bit set: a {self.format.scale.name} scale is not negative")
+        if (sign := self.format.scale.sign_mask) and (count := int((self.scales & sign).count_nonzero())):
+            raise ValueError(f"scales holds codes with the sign bit set ({count}): no {self.format.scale.name} scale has it")
         if self.tensor_scale is not None:
             scale = check_tensor_scale(self.tensor_scale, self._grid, self.format)
             object.__setattr__(self, "tensor_scale", scale)

@@ -798,7 +798,8 @@ def inspect_command(
 
     A fault makes results wrong or loading fail; a warning is what a checkpoint may be and many readers get wrong.
 
-    Exit code 0: no fault, warnings or not. 1: at least one fault. 2: PATH is no checkpoint, or its dialect is not known.
+    Exit code 0: no fault, warnings or not. 1: at least one fault. 2: PATH is no checkpoint or
+    cannot be read, or its dialect is not known.
     """
     from mxref.checkpoints import inspect_checkpoint
 
@@ -812,6 +813,7 @@ def inspect_command(
         _print(_fields_table(None, facts))
         if inspection.findings:
             _print(_findings_table(inspection.findings))
+        print(inspection.summary)
 
     _deliver(json_file, inspection.record(), show)
     if inspection.faults:
@@ -886,7 +888,7 @@ def convert_command(
     What changes is measured and shown. DIR appears when it is whole, and not at all otherwise.
 
     Exit code 0: written. 1: written, but blocks became zeros or lie outside of what the target's scales reach, or values
-    are finite no longer. 2: refused, nothing written.
+    are finite no longer, or were NaN or Inf and are finite now. 2: refused, nothing written.
     """
     from mxref.checkpoints import convert_checkpoint
     from mxref.checkpoints.recode import HOW

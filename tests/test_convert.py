@@ -1237,3 +1237,103 @@ def test_matrices_of_other_formats_or_lengths_share_no_scale(tmp_path):
     for name in before.quantized:
         values = [mxref.dequantize(each[name].tensor) + 0.0 for each in (before, after)]
         assert torch.equal(*values) or not conversion.lossless
+
+
+# what is NaN or Inf
+
+
+def spoiled_floats(path, odd, others=1.0):
+    """Writes a model in bfloat16 of one weight whose sixth value is `odd`; the other 31 of its block are random, times
+    `others`. Returns the name of the weight."""
+    x = torch.randn(8, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    x[0, :32] *= others
+    x[0, 5] = odd
+    path.mkdir()
+    save_file({"m.q_proj.weight": x}, path / "model.safetensors")
+    return "m.q_proj.weight"
+
+
+DIALECTS_IN_FORMATS = [
+    ("compressed-tensors", "mxfp4"),
+    ("compressed-tensors", "mxfp8_e4m3"),
+    ("compressed-tensors", "nvfp4"),
+    ("modelopt", "mxfp4"),
+    ("modelopt", "mxfp8_e4m3"),
+    ("quark", "mxfp4"),
+    ("quark", "mxfp6_e2m3"),
+    ("quark", "mxfp8_e4m3"),
+    ("quark", "nvfp4"),
+    ("torchao", "mxfp4"),
+    ("torchao", "mxfp8_e4m3"),
+    ("torchao", "mxfp8_e5m2"),
+]
+
+
+@pytest.mark.parametrize("odd", [torch.nan, torch.inf])
+@pytest.mark.parametrize("to, format", DIALECTS_IN_FORMATS)
+def test_what_is_not_finite_is_said_and_what_it_spoils_is_a_fault(to, format, odd, tmp_path):
+    """Some producers make zeros of the block, some cut it to nothing, some make NaN of it: its other values are lost."""
+    name = spoiled_floats(tmp_path / "in", odd)
+    conversion = convert_checkpoint(tmp_path / "in", tmp_path / "out", to=to, format=format)
+    before = load_file(tmp_path / "in" / "model.safetensors")[name].float()
+    after = mxref.dequantize(load_checkpoint(tmp_path / "out")[name].tensor)
+    block = 16 if format == "nvfp4" else 32
+    finite = torch.arange(block) != 5
+    assert not after[0, :block][finite].isfinite().all() or (2 * after.abs() < before.abs())[0, :block][finite].all()
+    assert conversion.faults == conversion.changes and conversion.changes[0].not_finite == 1
+    assert conversion.record()["weights"][0]["not_finite"] == 1
+    assert f"NaN or Inf in the source: 1 in {name}" in conversion.notes
+
+
+@pytest.mark.parametrize("to, format", DIALECTS_IN_FORMATS)
+def test_a_nan_among_zeros_is_lost_if_it_becomes_a_number(to, format, tmp_path):
+    name = spoiled_floats(tmp_path / "in", torch.nan, others=0.0)
+    conversion = convert_checkpoint(tmp_path / "in", tmp_path / "out", to=to, format=format)
+    after = mxref.dequantize(load_checkpoint(tmp_path / "out")[name].tensor)
+    finite = (torch.arange(after.numel()) != 5).view(after.shape)
+    lost = not after[0, 5].isnan() or not after[finite].isfinite().all()
+    assert bool(conversion.faults) == bool(lost)
+
+
+def test_the_command_ends_in_1_where_a_nan_spoils_a_block_whether_losses_are_measured_or_not(convert, tmp_path):
+    name = spoiled_floats(tmp_path / "in", torch.nan)
+    for losses in ("--losses", "--no-losses"):
+        result = convert(
+            tmp_path / "in",
+            "--to",
+            "modelopt",
+            "--format",
+            "mxfp4",
+            "--out",
+            tmp_path / "out",
+            "--force",
+            losses,
+            "--json",
+            "-",
+        )
+        record = json.loads(result.stdout)
+        assert result.exit_code == 1 and [each["not_finite"] for each in record["weights"]] == [1]
+        result = convert(
+            tmp_path / "in", "--to", "modelopt", "--format", "mxfp4", "--out", tmp_path / "out", "--force", losses
+        )
+        assert result.exit_code == 1 and f"NaN or Inf in the source: 1 in {name}" in result.stdout
+
+
+@pytest.mark.parametrize("format, odd", [("mxfp8_e4m3", (0x7F, 0xFF)), ("mxfp8_e5m2", (0x7C, 0xFC, 0x7D, 0xFF))])
+def test_codes_that_are_not_finite_are_kept_and_counted(format, odd, tmp_path):
+    codes = (torch.arange(4 * 64) % 0x7C).to(torch.uint8).view(4, 64)
+    codes.view(-1)[[64 * 3 + i for i in range(len(odd))]] = torch.tensor(odd, dtype=torch.uint8)
+    q = mxref.BlockTensor.from_codes(codes, torch.full((4, 2), 127, dtype=torch.uint8), None, format, "ocp")
+    plain = {"m.q_proj.weight": torch.ones(4, 64).bfloat16()}
+    (tmp_path / "plain").mkdir()
+    save_file(plain, tmp_path / "plain" / "model.safetensors")
+    convert_checkpoint(tmp_path / "plain", tmp_path / "in", to="torchao", format=format)
+    file, spoiled = tmp_path / "in" / "model.safetensors", bytearray((tmp_path / "in" / "model.safetensors").read_bytes())
+    kept = load_checkpoint(tmp_path / "in")["m.q_proj.weight"].tensor.packed.numpy().tobytes()
+    place = spoiled.index(kept)
+    spoiled[place : place + len(kept)] = q.packed.numpy().tobytes()
+    file.write_bytes(spoiled)
+    conversion = convert_checkpoint(tmp_path / "in", tmp_path / "out", to="torchao")
+    assert conversion.changes[0].how == "kept" and conversion.lossless and not conversion.faults
+    assert conversion.changes[0].not_finite == len(odd)
+    assert conversion.notes == (f"NaN or Inf in the source: {len(odd)} in m.q_proj.weight",)

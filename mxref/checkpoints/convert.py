@@ -24,6 +24,7 @@ from mxref.formats import check_choice, check_number
 from mxref.recipes import Recipe
 
 SHARD_SIZE = 5 * 10**9
+_SAID = 8  # weights that a note names
 HF_CONFIG = "hf_quant_config.json"
 _CONFIGS = ("config.json", HF_CONFIG)
 _COPIED = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".py")  # files beside the weights that go along
@@ -54,9 +55,10 @@ class Conversion:
 
     @property
     def faults(self) -> tuple[Change, ...]:
-        """Weights with blocks that the target's scales do not reach, or with values that are finite no longer."""
-        measured = [change for change in self.changes if change.loss is not None]
-        return tuple(change for change in measured if change.loss.outside or change.loss.max_error == inf)
+        """Weights with blocks that the target's scales do not reach, or with values that are finite no longer, or that were
+        NaN or Inf and are finite now; of what was not measured those that held NaN or Inf.
+        """
+        return tuple(change for change in self.changes if _is_fault(change))
 
     def record(self) -> dict:
         """Everything, as JSON takes it."""
@@ -144,8 +146,21 @@ def convert_checkpoint(
         copied=sum(not job.converts for job in jobs),
         files=tuple(writer.files),
         bytes=size,
-        notes=(*plan.notes, *_dropped(changes)),
+        notes=(*plan.notes, *_dropped(changes), *_not_finite(changes)),
     )
+
+
+def _is_fault(change: Change) -> bool:
+    loss = change.loss
+    return bool(change.not_finite) if loss is None else loss.outside > 0 or loss.max_error == inf
+
+
+def _not_finite(changes: Sequence[Change]) -> Iterator[str]:
+    """What to say of weights that hold NaN or Inf."""
+    said = [f"{change.not_finite} in {change.name}" for change in changes if change.not_finite]
+    if said:
+        others = f" and in {len(said) - _SAID} other weights" if len(said) > _SAID else ""
+        yield f"NaN or Inf in the source: {', '.join(said[:_SAID])}{others}"
 
 
 def _dropped(changes: Sequence[Change]) -> Iterator[str]:

@@ -41,6 +41,10 @@ class CheckpointError(ValueError):
     """A checkpoint whose files contradict themselves or their config; the message names the file or the tensor."""
 
 
+class UnreadableError(CheckpointError):
+    """A file of a checkpoint that is not of its kind: broken, or cut off."""
+
+
 @dataclass(frozen=True)
 class Entry:
     """What a header says of a tensor: its dtype in safetensors' own words, its shape, and the shard that holds it."""
@@ -65,6 +69,8 @@ class Shards:
         self.metadata: dict[str, str] = {}
         for path in paths:
             handle = _open(path)
+            with path.open("rb") as file:
+                _header(file)
             self.metadata |= handle.metadata() or {}
             for name in handle.keys():
                 if name in self.entries:
@@ -90,7 +96,7 @@ class Shards:
     def _copy(self, name: str, entry: Entry) -> torch.Tensor:
         if entry.shard not in self._files:
             file = entry.shard.open("rb", buffering=0)
-            header = json.loads(file.read(int.from_bytes(file.read(_LENGTH), "little")))
+            header = _header(file)
             self._files[entry.shard] = file, file.tell(), header
         file, start, header = self._files[entry.shard]
         begin, end = header[name]["data_offsets"]
@@ -247,7 +253,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as failure:
-        raise CheckpointError(f"{path.name}: no JSON: {_one_line(failure)}") from None
+        raise UnreadableError(f"{path.name}: no JSON: {_one_line(failure)}") from None
     if not isinstance(found, dict):
         raise CheckpointError(f"{path.name}: expected a JSON object, found {type(found).__name__}")
     return found
@@ -260,6 +266,19 @@ def get(config: Any, *keys: str) -> Any:
     return config
 
 
+def _header(file: BinaryIO) -> dict[str, Any]:
+    """The header of a safetensors file that `_open` found to be one. Raises for a name that is there twice."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            name = next(name for i, (name, _) in enumerate(pairs) if name in dict(pairs[:i]))
+            raise CheckpointError(f"{Path(file.name).name}: {name} is in the header twice")
+        return found
+
+    return json.loads(file.read(int.from_bytes(file.read(_LENGTH), "little")), object_pairs_hook=once)
+
+
 def _open(path: Path) -> Any:
     try:
         from safetensors import safe_open
@@ -268,7 +287,7 @@ def _open(path: Path) -> Any:
     try:
         return safe_open(str(path), framework="pt")
     except Exception as failure:  # safetensors has an error of its own, which derives from Exception alone
-        raise CheckpointError(f"{path.name}: no safetensors file: {_one_line(failure)}") from None
+        raise UnreadableError(f"{path.name}: no safetensors file: {_one_line(failure)}") from None
 
 
 def _one_line(failure: Exception) -> str:

@@ -7,7 +7,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import count
 
 import torch
@@ -15,12 +15,12 @@ import torch
 from mxref.blocks import BlockTensor, dequantize
 from mxref.checkpoints.checkpoint import Checkpoint, QuantizedWeight, open_checkpoint
 from mxref.checkpoints.dialects import DIALECTS
-from mxref.checkpoints.files import CheckpointError, get
+from mxref.checkpoints.files import CheckpointError, UnreadableError, get
+from mxref.checkpoints.recode import dead_blocks, not_finite
 
 RMS_RANGE = (1e-6, 1e3)  # of the weights of a trained matrix, with a wide margin
 INPUT_RANGE = (1e-6, 1e6)  # of the largest input that a layer saw in calibration, with a wide margin
 _SAMPLE = 1 << 16  # elements of a matrix whose rms is taken
-_PIECE = 1 << 18  # elements of a plain tensor that are summed at a time, to look for NaN and Inf where a sum is none
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _WIDE = (*_FLOATS, "BOOL", "I16", "I32", "I64", "U16", "U32", "U64")
 _LAYER, _EXPERT = re.compile(r"(?<=\.layers\.)\d+(?=\.)"), re.compile(r"(?<=\.experts\.)\d+(?=\.)")
@@ -76,7 +76,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What `inspect_checkpoint` found; numbers are None where the files could not be opened.
+    """What `inspect_checkpoint` found; numbers are None where the files contradict each other before any is read.
 
     `bits_per_weight` counts codes, block scales and tensor scales over the quantized weights.
     """
@@ -98,6 +98,14 @@ class Inspection:
         """The findings that are no mere warnings."""
         return tuple(finding for finding in self.findings if finding.severity == "fault")
 
+    @property
+    def summary(self) -> str:
+        """How many of what was found, in a line."""
+        faults = len(self.faults)
+        counts = {"fault": faults, "warning": len(self.findings) - faults}
+        found = [f"{count or 'no'} {severity}{'' if count == 1 else 's'}" for severity, count in counts.items()]
+        return ("found: " if self.findings else "nothing found: ") + ", ".join(found)
+
     def record(self) -> dict:
         """Everything, as JSON takes it."""
         return asdict(self)
@@ -111,14 +119,16 @@ def inspect_checkpoint(
 ) -> Inspection:
     """Read every tensor of a checkpoint and say what is wrong with it.
 
-    Faults: files that contradict themselves, what a config says and nothing here follows, NaN block scales, an input scale
-    that is missing, not finite and positive, or of inputs too large or small to be any, weights whose rms is implausible
-    (and would not be in the other direction of the tensor scale), tensors that belong to no weight, plain tensors that
-    hold NaN, Inf or integers for floats; layers, experts and quantized modules that the config promises and the files
-    lack; of known model types norms, routers and projections that a layer lacks, and shapes that are not the config's.
-    Warnings: gate and up with different scales, weights that are all zero or end in a short block,
-    weights not quantized in blocks, a quantized KV cache, a file that is not read. `dialect`: as for `load_checkpoint`.
-    `on_progress("tensors", done, all)` is called as work proceeds. Raises ValueError for a path that is no checkpoint.
+    Faults: files that contradict themselves, what a config says and nothing here follows, block scales that are NaN,
+    negative, or zero over codes that are not, values that are NaN or Inf, an input scale that is missing, not finite and
+    positive, or of inputs too large or small to be any, weights whose rms is implausible (and would not be in the other
+    direction of the tensor scale), tensors that belong to no weight, plain tensors of integers for floats; layers, experts
+    and quantized modules that the config promises and the files lack; of known model types norms, routers and projections
+    that a layer lacks, and shapes that are not the config's. Warnings: gate and up with different scales, weights that are
+    all zero or end in a short block, weights not quantized in blocks, a quantized KV cache, a file that is not read.
+    `dialect`: as for `load_checkpoint`. `on_progress("tensors", done, all)` is called as work proceeds. Memory holds one
+    tensor at a time. Raises ValueError for a path that is no checkpoint, and for a file that is broken or cut off
+    (`UnreadableError`).
 
     >>> inspect_checkpoint("nowhere")
     Traceback (most recent call last):
@@ -126,6 +136,8 @@ def inspect_checkpoint(
     """
     try:
         checkpoint, broken = open_checkpoint(path, dialect=dialect)
+    except UnreadableError:
+        raise
     except CheckpointError as fault:
         return Inspection(str(path), findings=(Finding("fault", "files", str(path), str(fault)),))
     findings = [Finding("fault", "layout", name, detail) for name, detail in broken.items()]
@@ -136,11 +148,12 @@ def inspect_checkpoint(
     findings += [Finding("fault", "config", "config.json", said) for said in (*says.refused, *says.unread)]
     findings += [Finding("warning", "KV cache", "config.json", said) for said in says.cache]
     quantized, elements, bits, scales, experts = checkpoint.quantized, 0, 0.0, {}, set()
+    copied = checkpoint.streamed()
     for done, name in enumerate(checkpoint, start=1):
         if on_progress is not None:
             on_progress("tensors", done, len(checkpoint))
         try:
-            weight = checkpoint[name]
+            weight = (copied if _looks_at_all(checkpoint, name) else checkpoint)[name]
         except CheckpointError as fault:
             findings.append(Finding("fault", "values", name, str(fault)))
             continue
@@ -175,12 +188,25 @@ def inspect_checkpoint(
     )
 
 
+def _looks_at_all(checkpoint: Checkpoint, name: str) -> bool:
+    """Whether each value of a tensor is looked at; of other weights the scales, and the codes of a few blocks."""
+    weight = checkpoint.stored[name]
+    return weight is None or weight.layout.block.element.specials != "none"
+
+
 def _weight_findings(weight: QuantizedWeight, static: bool) -> Iterator[Finding]:
     """What is wrong with one weight. `static`: whether the config says that its input has a stored scale."""
     q, name = weight.tensor, weight.name
-    nan = int((q.scales == q.format.scale.nan_code).sum())
+    is_nan = q.scales == q.format.scale.nan_code
+    nan, dead = int(is_nan.sum()), dead_blocks(q)
     if nan:
         yield Finding("fault", "NaN block scales", name, f"{nan} of {q.scales.numel()}")
+    if dead:
+        detail = f"{dead} of {q.scales.numel()} blocks have the scale 0 and codes that are not"
+        yield Finding("fault", "zero block scales", name, detail)
+    odd = not_finite(replace(q, scales=q.scales.masked_fill(is_nan, 0)) if nan else q)
+    if odd:
+        yield Finding("fault", "not finite", name, f"{odd} of {q.shape.numel()} are NaN or Inf")
     if q.length % q.format.block_size:
         detail = f"{q.length} elements a row: the last block holds {q.length % q.format.block_size}"
         yield Finding("warning", "short blocks", name, detail)
@@ -214,8 +240,7 @@ def _plain_findings(name: str, tensor: torch.Tensor, dtype: str) -> Iterator[Fin
         if dtype in _WIDE and name.endswith(("weight", "bias", "sinks")):
             yield Finding("fault", "dtype", name, f"{dtype}: expected one of {', '.join(_FLOATS)}")
         return
-    pieces = tensor.flatten().split(_PIECE)
-    odd = sum(int((~piece.isfinite()).sum()) for piece in pieces if not piece.float().sum().isfinite())
+    odd = not_finite(tensor)
     if odd:
         yield Finding("fault", "not finite", name, f"{odd} of {tensor.numel()} are NaN or Inf")
 

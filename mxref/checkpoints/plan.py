@@ -21,6 +21,7 @@ from mxref.checkpoints.recode import (
     can_keep_codes,
     keep_codes,
     measure,
+    not_finite,
     quantize_together,
     turned,
     unchanged,
@@ -346,7 +347,8 @@ class Plan:
                         ) from None
                 measured = self.wish.measures or isinstance(source, BlockTensor)
                 loss = unchanged(target) if how == "kept" else measure(source, target, outer) if measured else None
-                targets[i], changes[i] = target, Change(name, how, loss)
+                odd = not_finite(source) if loss is None else loss.not_finite
+                targets[i], changes[i] = target, Change(name, how, loss, not_finite=odd)
         return targets, changes
 
     def _recoded_together(self, given: list[Matrix], layout: Layout | None) -> tuple[list[Matrix], str, list[int | None]]:

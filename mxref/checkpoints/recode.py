@@ -6,7 +6,7 @@ fewest blocks decode differently.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import frexp
 
@@ -21,6 +21,7 @@ from mxref.packing import pack_codes
 from mxref.recipes import Recipe
 
 _DECODED, _CHUNK = 1 << 20, 1 << 16  # elements that are decoded, and compared, at a time; float32 counts the latter exactly
+_PIECE = 1 << 18  # codes or floats that are searched for NaN and Inf at a time, which stay in cache
 _TOGETHER, _WIDTH = 8, 2048  # squares that a compiled pass adds up in float32, and at how many places at a time
 _NEIGHBOURS = 2  # float32 steps to either side of a reciprocal that are tried
 _WIDEST_STEP = 2.0**-21  # of what a step is relative to the reciprocal of a float32: that of 2^128 is 2^-128, a step 2^-149
@@ -45,8 +46,9 @@ class Loss:
     """How the values of a weight changed: counts, and errors of the decoded float32 values.
 
     `changed`: elements with another value (0 and -0 are one, and so are all NaN). `max_error`, `rms_error`: of the finite
-    ones; infinite where a finite value became none. `rms`: of the source. `outside`: blocks that the target's scales
-    cannot reach: they became zeros by whatever scale, saturated, or lost bits of their codes.
+    ones; infinite where a finite value became none, or one that was none finite. `rms`: of the source. `outside`: blocks
+    that the target's scales cannot reach: they became zeros by whatever scale, saturated, or lost bits of their codes.
+    `not_finite`: elements of the source that are NaN or Inf.
     """
 
     elements: int = 0
@@ -56,6 +58,7 @@ class Loss:
     squared: float = 0.0
     blocks: int = 0
     outside: int = 0
+    not_finite: int = 0
 
     @property
     def rms_error(self) -> float:
@@ -81,6 +84,7 @@ class Loss:
             self.squared + other.squared,
             self.blocks + other.blocks,
             self.outside + other.outside,
+            self.not_finite + other.not_finite,
         )
 
 
@@ -89,7 +93,8 @@ class Change:
     """What became of one weight.
 
     `how`: a key of `HOW`. `loss`: None where it was not measured. `input_error`: relative error of its input scale where
-    that was turned; `input_dropped`: whether it has one that is not written.
+    that was turned; `input_dropped`: whether it has one that is not written. `not_finite`: elements of the source that are
+    NaN or Inf, which is known of what is not measured too.
     """
 
     name: str
@@ -97,6 +102,7 @@ class Change:
     loss: Loss | None
     input_error: float | None = None
     input_dropped: bool = False
+    not_finite: int = 0
 
     def with_input(self, error: float | None, dropped: bool) -> "Change":
         """The same with what became of the input scale."""
@@ -108,12 +114,13 @@ class Change:
         losses = [change.loss for change in changes]
         loss = None if None in losses else sum(losses[1:], losses[0])
         errors = [change.input_error for change in changes if change.input_error is not None]
-        return cls(name, changes[0].how, loss, max(errors, default=None), any(change.input_dropped for change in changes))
+        dropped, odd = any(change.input_dropped for change in changes), sum(change.not_finite for change in changes)
+        return cls(name, changes[0].how, loss, max(errors, default=None), dropped, odd)
 
     def record(self) -> dict:
         """Everything, as JSON takes it."""
         facts = {"name": self.name, "how": self.how}
-        facts |= {"input_error": self.input_error, "input_dropped": self.input_dropped}
+        facts |= {"input_error": self.input_error, "input_dropped": self.input_dropped, "not_finite": self.not_finite}
         if self.loss is not None:
             names = ("elements", "changed", "max_error", "rms_error", "rms", "blocks", "outside")
             facts |= {name: getattr(self.loss, name) for name in names}
@@ -122,7 +129,7 @@ class Change:
 
 def unchanged(target: BlockTensor) -> Loss:
     """The loss of what was kept."""
-    return Loss(elements=target.shape.numel(), blocks=target.scales.numel())
+    return Loss(elements=target.shape.numel(), blocks=target.scales.numel(), not_finite=not_finite(target))
 
 
 def measure(source: Matrix, target: Matrix, outside: int | None = None) -> Loss:
@@ -134,9 +141,10 @@ def measure(source: Matrix, target: Matrix, outside: int | None = None) -> Loss:
         part = slice(start, start + rows)
         a = dequantize(source[part]) if isinstance(source, BlockTensor) else source[part]
         b = _values(target[part])
-        total += comparison(a.flatten(), b.flatten())
+        found = comparison(a.flatten(), b.flatten())
+        total += found
         if looks_outside:
-            total += Loss(outside=_outside(a, b, target[part]))
+            total += Loss(outside=_outside(a, b, target[part], found.not_finite > 0))
     return total
 
 
@@ -208,26 +216,72 @@ def _compiled() -> Callable:
 
 
 def _compare_not_finite(a: torch.Tensor, b: torch.Tensor) -> Loss:
-    """Where there is NaN or Inf: what stays is no change, what appears is an infinite error."""
-    finite = a.isfinite() & b.isfinite()
+    """Where there is NaN or Inf: what stays is no change, what appears or goes is an infinite error."""
+    finite, odd = a.isfinite() & b.isfinite(), ~a.isfinite()
     same = (a == b) | (a.isnan() & b.isnan())
     difference = (a - b).where(finite, 0.0).double()
-    appears = bool((a.isfinite() & ~b.isfinite()).any())
-    largest = torch.inf if appears else difference.abs().amax().item()
-    squares = [part.square().sum().item() for part in (difference, a.where(a.isfinite(), 0.0).double())]
-    return Loss(a.numel(), int((~same).count_nonzero()), largest, *squares)
+    largest = torch.inf if (odd == b.isfinite()).any() else difference.abs().amax().item()
+    squares = [part.square().sum().item() for part in (difference, a.masked_fill(odd, 0.0).double())]
+    return Loss(a.numel(), int((~same).count_nonzero()), largest, *squares, not_finite=int(odd.count_nonzero()))
 
 
-def _outside(a: torch.Tensor, b: torch.Tensor, q: BlockTensor) -> int:
-    """Blocks of `a` that `q`, which decodes to `b`, cannot hold; those where that can be are looked at one by one."""
-    format, suspects = q.format, _suspects(q)
+def not_finite(values: Matrix) -> int:
+    """How many values of a tensor of any shape are NaN or Inf; a `BlockTensor` is decoded only if it can hold any."""
+    if not isinstance(values, BlockTensor):
+        pieces = values.flatten().split(_PIECE)
+        return sum(int((~piece.isfinite()).sum()) for piece in pieces if not piece.float().sum().isfinite())
+    return 0 if _is_finite(values) else sum(not_finite(_values(part)) for part in _slices(values))
+
+
+def _is_finite(q: BlockTensor) -> bool:
+    """Whether no code is NaN or Inf, nor what the largest scale makes of the largest code."""
+    element, one = q.format.element, torch.ones(())
+    if not q.scales.numel():
+        return True
+    factor = DECODE_ORDERS[q.recipe.decode_order](
+        decode(q.scales.amax(), q.format.scale), one if q.tensor_scale is None else q.tensor_scale
+    )
+    if not (factor * (element.largest_multiple * element.quantum)).isfinite().all():
+        return False
+    if element.specials == "none":
+        return True
+    pieces = q.packed.flatten().split(_PIECE)  # with specials a code is a byte
+    return all((piece & (element.sign_mask - 1)).amax() <= element.max_code for piece in pieces)
+
+
+def _slices(q: BlockTensor) -> Iterator[BlockTensor]:
+    """Parts of the first axis, of no more elements than are decoded at a time, or one index each."""
+    rows = max(1, _DECODED * q.shape[0] // max(q.shape.numel(), 1))
+    return (q[start : start + rows] for start in range(0, q.shape[0], rows))
+
+
+def dead_blocks(q: BlockTensor) -> int:
+    """Blocks whose scale is zero, and whose codes are not."""
+    zero = q.scales == 0
+    if not q.format.scale.zero or not zero.any():
+        return 0
+    masks = _masks(q.format).view(torch.uint8)
+    packed = torch.nn.functional.pad(q.packed, (0, -q.packed.shape[-1] % len(masks)))
+    return int((packed.unflatten(-1, (-1, len(masks)))[zero] & masks).any(-1).sum())
+
+
+def _outside(a: torch.Tensor, b: torch.Tensor, q: BlockTensor, spoiled: bool) -> int:
+    """Blocks of `a` that `q`, which decodes to `b`, cannot hold; those where that can be are looked at one by one.
+
+    `spoiled`: whether `a` holds NaN or Inf. The others of such a block count if they became zeros, or were cut to less than
+    half: no rule of scales is off by a power of two.
+    """
+    format, suspects = q.format, torch.ones_like(q.scales, dtype=torch.bool) if spoiled else _suspects(q)
     if suspects is None:
         return 0
     blocks = (torch.nn.functional.pad(x, (0, -x.shape[-1] % format.block_size)) for x in (a, b))
-    given, kept = (x.unflatten(-1, (-1, format.block_size))[suspects].double().abs().amax(-1) for x in blocks)
+    a, b = (x.unflatten(-1, (-1, format.block_size))[suspects].double().abs() for x in blocks)
+    odd = ~a.isfinite() if spoiled else torch.zeros_like(a, dtype=torch.bool)
+    given, kept = (x.masked_fill(odd, 0.0).amax(-1) for x in (a, b))
     half_step = (format.element.max - format.element.positive[-2]) / 2
     saturated = given * format.element.max > kept * (format.element.max + half_step)
-    return int(((given > 0) & ((kept == 0) | ((q.scales[suspects] == format.scale.max_code) & saturated))).sum())
+    lost = (kept == 0) | ((q.scales[suspects] == format.scale.max_code) & saturated) | (odd.any(-1) & (given > 2 * kept))
+    return int(((given > 0) & lost).sum())
 
 
 def _suspects(q: BlockTensor) -> torch.Tensor | None:

@@ -1,0 +1,190 @@
+"""What `inspect_checkpoint` says of values, NaN and Inf, zero and negative scales, and of files that cannot be read."""
+
+import json
+import struct
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import mxref
+from mxref.checkpoints import CheckpointError, convert_checkpoint, inspect_checkpoint, load_checkpoint
+from mxref.checkpoints.files import UnreadableError
+from mxref.checkpoints.recode import dead_blocks, not_finite
+
+NAME = "m.q_proj.weight"
+
+
+@pytest.fixture
+def command():
+    pytest.importorskip("typer")
+    from typer.testing import CliRunner
+
+    from mxref.cli import app
+
+    return lambda *arguments: CliRunner().invoke(app, [*map(str, arguments)])
+
+
+def checkpoint(path, to="compressed-tensors", format="nvfp4", change=lambda tensors: None):
+    """A quantized weight [8, 64] of random numbers whose stored bytes are then changed."""
+    (path / "floats").mkdir(parents=True)
+    x = torch.randn(8, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    save_file({NAME: x}, path / "floats" / "model.safetensors")
+    convert_checkpoint(path / "floats", path / "c", to=to, format=format)
+    file = path / "c" / "model.safetensors"
+    tensors = load_file(file)
+    change({name: tensor.view(torch.uint8) for name, tensor in tensors.items() if tensor.ndim == 2})
+    header = json.loads(file.read_bytes()[8 : 8 + struct.unpack("<Q", file.read_bytes()[:8])[0]])
+    save_file(tensors, file, metadata=header["__metadata__"])
+    return path / "c"
+
+
+def found(path):
+    return [(finding.what, finding.name, finding.detail) for finding in inspect_checkpoint(path).faults]
+
+
+MXFP8 = [
+    ("compressed-tensors", "mxfp8_e4m3", NAME, (0x7F, 0xFF)),
+    ("quark", "mxfp8_e4m3", NAME, (0x7F, 0xFF)),
+    ("modelopt", "mxfp8_e4m3", NAME, (0xFF,)),
+]
+
+
+@pytest.mark.parametrize("to, format, codes, odd", MXFP8)
+def test_a_code_that_is_nan_is_a_fault_with_its_count(to, format, codes, odd, tmp_path):
+    def change(tensors):
+        tensors[codes].view(-1)[100 : 100 + len(odd)] = torch.tensor(odd, dtype=torch.uint8)
+
+    assert found(checkpoint(tmp_path / "sound", to, format)) == []
+    path = checkpoint(tmp_path / "odd", to, format, change)
+    assert found(path) == [("not finite", NAME, f"{len(odd)} of 512 are NaN or Inf")]
+
+
+def test_nan_scales_and_nan_codes_are_counted_apart(tmp_path):
+    def change(tensors):
+        tensors[NAME][0, 0] = 0x7F
+        tensors[NAME][3, 40] = 0xFF
+        tensors[f"{NAME}_scale"][7] = 0xFF
+
+    path = checkpoint(tmp_path, "compressed-tensors", "mxfp8_e4m3", change)
+    expected = [("NaN block scales", NAME, "2 of 16"), ("not finite", NAME, "2 of 512 are NaN or Inf")]
+    assert found(path) == expected
+
+
+@pytest.mark.parametrize("format", list(mxref.formats.BLOCK_FORMATS))
+@pytest.mark.parametrize("length", [64, 40])
+def test_what_is_not_finite_is_counted_as_decoded(format, length):
+    """Every code with the smallest, the largest and a NaN scale; the largest leaves float32 in some formats."""
+    block = mxref.formats.BLOCK_FORMATS[format]
+    codes = (torch.arange(9 * length) % block.element.code_count).to(torch.uint8).view(9, length)
+    tensor_scale = torch.tensor(2.0**119) if block.tensor_scale else None
+    for code in (0, block.scale.max_code, block.scale.nan_code):
+        scales = torch.full((9, -(-length // block.block_size)), code, dtype=torch.uint8)
+        q = mxref.BlockTensor.from_codes(codes, scales, tensor_scale, format, block.default_recipe)
+        decoded = mxref.dequantize(q).numpy()
+        assert not_finite(q) == decoded.size - sum(map(bool, (abs(decoded) < float("inf")).flat))
+    assert not_finite(q) == decoded.size
+    stack = mxref.BlockTensor.from_codes(codes[None], scales[None] * 0, tensor_scale, format, block.default_recipe)
+    special = sum(not abs(block.element.values[code]) < float("inf") for code in codes.flatten().tolist())
+    assert not_finite(stack) == special
+
+
+@pytest.mark.parametrize("to", ["compressed-tensors", "modelopt", "quark"])
+def test_a_zero_scale_over_codes_is_a_dead_block_and_over_zeros_is_none(to, tmp_path):
+    codes = {"compressed-tensors": "m.q_proj.weight_packed"}.get(to, NAME)
+
+    def change(tensors):
+        tensors[f"{NAME}_scale"][0, 1] = tensors[f"{NAME}_scale"][5, 2] = 0
+        tensors[codes][5, 16:24] = 0x80  # 0 and -0
+        tensors[codes][0, 8:15] = 0
+        tensors[codes][0, 15] = 0x10  # one code of the block, its last, is not zero
+
+    assert found(checkpoint(tmp_path, to, "nvfp4", change)) == [
+        ("zero block scales", NAME, "1 of 32 blocks have the scale 0 and codes that are not")
+    ]
+
+
+def test_a_dead_block_may_be_short_or_in_a_stack(rng):
+    codes = torch.zeros(2, 3, 40, dtype=torch.uint8)
+    codes[0, 1, 39], codes[1, 2, 3], codes[1, 0, 20] = 1, 9, 8
+    scales = torch.zeros(2, 3, 3, dtype=torch.uint8)
+    q = mxref.BlockTensor.from_codes(codes, scales, torch.ones(()), "nvfp4", "nvidia")
+    assert dead_blocks(q) == 2
+
+
+def test_negative_scales_are_a_fault_with_their_count(tmp_path):
+    def change(tensors):
+        tensors[f"{NAME}_scale"].view(-1)[:3] |= 0x80
+
+    ((what, name, detail),) = found(checkpoint(tmp_path, change=change))
+    assert (what, name) == ("values", NAME) and "codes with the sign bit set (3)" in detail
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_weights_of_a_model_in_floats_are_looked_at(dtype, tmp_path):
+    x = torch.ones(300, 1000).to(dtype)
+    x[299, 999], x[0, 0], x[7, 7] = torch.nan, torch.inf, -torch.inf
+    save_file({NAME: x, "m.k_proj.weight": torch.ones(4, 4)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    assert found(tmp_path) == [("not finite", NAME, "3 of 300000 are NaN or Inf")]
+
+
+def test_inspect_reads_each_tensor_once(tmp_path, monkeypatch):
+    path, reads, read = checkpoint(tmp_path, format="mxfp8_e4m3"), [], mxref.checkpoints.files.Shards.read
+    monkeypatch.setattr(mxref.checkpoints.files.Shards, "read", lambda self, name: (reads.append(name), read(self, name))[1])
+    inspect_checkpoint(path)
+    assert sorted(reads) == sorted(load_file(path / "model.safetensors"))
+
+
+# the command and its exit code
+
+
+def test_the_command_closes_with_one_line(command, tmp_path):
+    result = command("inspect", checkpoint(tmp_path / "a"))
+    assert result.exit_code == 0 and result.stdout.splitlines()[-1] == "nothing found: no faults, no warnings"
+
+    def change(tensors):
+        tensors[f"{NAME}_scale"][0] = 0
+
+    result = command("inspect", checkpoint(tmp_path / "b", change=change))
+    assert result.exit_code == 1 and result.stdout.splitlines()[-1] == "found: 1 fault, no warnings"
+
+
+@pytest.mark.parametrize("length", [0, 7, 100, -1])
+def test_a_file_that_is_cut_off_cannot_be_read_wherever_it_lies(length, command, tmp_path):
+    path = checkpoint(tmp_path)
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:length])
+    with pytest.raises(UnreadableError, match="model.safetensors: no safetensors file: "):
+        inspect_checkpoint(path)
+    dialect = ("--dialect", "compressed-tensors")
+    for arguments in (
+        ("inspect", path),
+        ("inspect", file),
+        ("inspect", file, *dialect),
+        ("convert", path, "--to", "quark", "--out", tmp_path / "out"),
+        ("convert", file, *dialect, "--to", "quark", "--out", tmp_path / "out"),
+    ):
+        result = command(*arguments)
+        assert result.exit_code == 2 and result.stderr.startswith("error: model.safetensors: no safetensors file: "), (
+            arguments
+        )
+        assert result.stderr.count("\n") == 1 and not (tmp_path / "out").exists()
+
+
+def test_a_config_that_is_no_json_cannot_be_read(command, tmp_path):
+    path = checkpoint(tmp_path)
+    (path / "config.json").write_text("{")
+    result = command("inspect", path)
+    assert result.exit_code == 2 and result.stderr.startswith("error: config.json: no JSON: ")
+
+
+def test_a_name_that_is_in_the_header_twice_is_refused(command, tmp_path):
+    first, second = (json.dumps({"dtype": "F32", "shape": [1], "data_offsets": [i, i + 4]}) for i in (0, 4))
+    header = f'{{"a": {first}, "b": {second}, "a": {first}}}'
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header.encode() + b"12345678")
+    assert len(load_file(tmp_path / "model.safetensors")) == 2  # safetensors says nothing
+    with pytest.raises(CheckpointError, match="^model.safetensors: a is in the header twice$"):
+        load_checkpoint(tmp_path)
+    assert found(tmp_path) == [("files", str(tmp_path), "model.safetensors: a is in the header twice")]
