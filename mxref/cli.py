@@ -1,8 +1,8 @@
 """The `mxref` command: a thin layer over the library.
 
 Exit codes: 0 all well; 1 a negative result (a model whose loss is not a number, bits that differ); 2 bad usage,
-explained in a line or two on stderr; 130 interrupted. `--json FILE` writes what a command found for machines (`-`: to
-stdout, instead of the text for people).
+explained in a line or two on stderr, or a stdout that cannot be written; 130 interrupted; 141 whoever read stdout went
+away. `--json FILE` writes what a command found for machines (`-`: to stdout, instead of the text for people).
 """
 
 import contextlib
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mxref.commands.bench import Timing
     from mxref.conformance.report import Outcome
 
-NEGATIVE, BAD_USAGE, INTERRUPTED = 1, 2, 130
+NEGATIVE, BAD_USAGE, INTERRUPTED, UNREAD = 1, 2, 130, 141
 PLAIN_WIDTH = 1 << 20  # columns where the output is no terminal: nothing is wrapped
 MOST_WORKERS = 8  # that share the cores of a CPU; each holds half a gigabyte
 FINDINGS_SHOWN = 8  # of each kind in a table; JSON has them all
@@ -65,11 +65,25 @@ def _writable(parameter: typer.CallbackParam, given: str | Path | None) -> str |
             _fail(f"{option}: it may not be written")
         if path.is_file() or not path.exists():
             part = _part(path)
-            part.touch()
+            part.touch(exist_ok=False)
             part.unlink()
+    except FileExistsError:
+        _fail(f"{option}: {part.name} is in its place until it is whole, and exists already")
     except OSError as refusal:
         _fail(f"{option}: {refusal.strerror}")
     return given
+
+
+def _keep(files: dict[str, str | Path | None], *sources: str | Path | None) -> None:
+    """Raise ValueError if a file that an option names is one of `sources`, or lies in the folder of one: both are read."""
+    for option, given in files.items():
+        path = None if given is None or (given == "-" and isinstance(given, str)) else Path(given)
+        if path is None or not path.exists():
+            continue
+        for source in map(Path, filter(None, sources)):
+            held = [source] if source.is_file() else source.iterdir() if source.is_dir() else ()
+            if any(path.samefile(file) for file in held if file.exists()):
+                raise ValueError(f"{option}={str(given)!r} would replace a file of {str(source)!r}, which is read")
 
 
 JsonOption = Annotated[
@@ -79,9 +93,21 @@ JsonOption = Annotated[
 
 
 def run() -> NoReturn:
-    """The command line as a program: typer's own complaints too become one line on stderr."""
+    """The command line as a program: typer's own complaints too become one line on stderr, and so does a full stdout."""
+    if sys.stdout is None:
+        print("error: stdout is closed", file=sys.stderr)
+        raise SystemExit(BAD_USAGE)
     try:
         code = app(prog_name="mxref", standalone_mode=False)
+        sys.stdout.flush()
+    except (OSError, SystemExit) as end:
+        failure = end.__context__ if end.args == (1,) else end  # typer, or rich, made an exit of a broken pipe
+        if not isinstance(failure, OSError) or failure.filename is not None:
+            raise
+        code = UNREAD if isinstance(failure, BrokenPipeError) else BAD_USAGE
+        if code == BAD_USAGE:
+            print(f"error: stdout: {failure.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what Python still writes as it ends
     except typer.Abort:
         code = INTERRUPTED
     except Exception as complaint:
@@ -108,6 +134,8 @@ def _usage_errors() -> Iterator[None]:
     """Report what the library refuses, and files that cannot be written, as bad usage."""
     try:
         yield
+    except BrokenPipeError:
+        raise
     except (ValueError, ImportError, OSError) as refusal:
         _fail(" ".join(str(refusal).split()))
 
@@ -281,6 +309,8 @@ def evaluate_command(
     elif activations is not None:
         asked["activations"] = _names(activations)
     computing = mxref.use(*_chosen(backend), check=check)
+    with _usage_errors():
+        _keep({"--json": json_file, "--csv": csv_file, "--plot": plot_file}, model, against, text, tokenizer, ids)
     with _usage_errors(), computing, _quiet_transformers(), _progress_bar("windows") as on_progress:
         try:
             report = evaluation(
@@ -554,6 +584,7 @@ def compare_command(
     path = Path(source[0])
     with _usage_errors():
         if len(source) == 1 and path.suffix in FILE_TYPES:
+            _keep({"--json": json_file}, path)
             x = read_tensor(path, tensor)
         elif tensor is not None:
             raise ValueError(f"--tensor={tensor!r} needs a file that ends in {', '.join(FILE_TYPES)}")
@@ -676,6 +707,8 @@ def verify_command(
     from mxref.conformance.html import html_page
     from mxref.conformance.runner import check_device, find_case, run_case, run_case_apart, verify
 
+    with _usage_errors():
+        _keep({"--json": json_file, "--html": html_file}, known_failures)
     _check_loads(backend)
     if workers is None:
         workers = min(MOST_WORKERS, torch.get_num_threads()) if device == "cpu" else 1
@@ -804,6 +837,7 @@ def inspect_command(
     from mxref.checkpoints import inspect_checkpoint
 
     with _usage_errors(), _progress_bar("tensors") as on_progress:
+        _keep({"--json": json_file}, path if path.is_dir() else path.parent)
         inspection = inspect_checkpoint(path, dialect=dialect, on_progress=on_progress)
 
     def show() -> None:
@@ -885,16 +919,21 @@ def convert_command(
     Weights of the same format keep their codes and block scales bit for bit; a tensor scale that DIALECT divides by where
     PATH multiplies, or the other way round, becomes the reciprocal that changes the fewest values. With another --format
     weights are quantized anew (MXFP4 becomes NVFP4 with its codes). torchao is written in MXFP4 and MXFP8, not in its NVFP4.
-    What changes is measured and shown. DIR appears when it is whole, and not at all otherwise.
+    What changes is measured and shown. DIR appears when it is whole, and not at all otherwise: until then it is written to
+    .DIR.part beside it, by one run at a time. Only a run that is killed outright leaves that; then remove it.
 
     Exit code 0: written. 1: written, but blocks became zeros or lie outside of what the target's scales reach, or values
-    are finite no longer, or were NaN or Inf and are finite now. 2: refused, nothing written.
+    are finite no longer, or were NaN or Inf and are finite now. 2: refused, DIR is as it was. 130, 143: interrupted, DIR is
+    as it was.
     """
     from mxref.checkpoints import convert_checkpoint
     from mxref.checkpoints.recode import HOW
 
     asked = {} if activations is None else {"activations": None if activations == "none" else activations}
-    with _usage_errors(), _terminated(), mxref.use(*_chosen(backend)), _progress_bar("jobs") as on_progress:
+    with _usage_errors(), _terminated(), mxref.use(*_chosen(backend)), _progress_bar("jobs") as on_progress, _untouched(out):
+        _keep({"--json": json_file}, path if path.is_dir() else path.parent)
+        if json_file not in (None, "-") and out.resolve() in Path(json_file).resolve().parents:
+            raise ValueError(f"--json={json_file!r} lies in --out, which is made anew: expected another place")
         conversion = convert_checkpoint(
             path,
             out,
@@ -917,12 +956,30 @@ def convert_command(
         _print(_changes_table(conversion.changes))
         for how in dict.fromkeys(change.how for change in conversion.changes):
             print(f"{how}: {HOW[how]}")
-        for note in conversion.notes:
+        for note in conversion.notes[:FINDINGS_SHOWN]:
             print(note)
+        if len(conversion.notes) > FINDINGS_SHOWN:
+            print(f"... and {len(conversion.notes) - FINDINGS_SHOWN} more notes; --json has all")
 
     _deliver(json_file, conversion.record(), show)
     if conversion.faults:
         raise typer.Exit(NEGATIVE)
+
+
+@contextlib.contextmanager
+def _untouched(out: Path) -> Iterator[None]:
+    """Say of a conversion that is interrupted that nothing is at `out` that was not there before."""
+
+    def which() -> int | None:
+        return os.lstat(out).st_ino if os.path.lexists(out) else None
+
+    before = which()
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as end:
+        code = INTERRUPTED if isinstance(end, KeyboardInterrupt) else end.code
+        written = "nothing was written" if which() == before else "the whole checkpoint was written already"
+        _fail(f"interrupted: {written} at {out}", code)
 
 
 def _bytes(given: str) -> int:

@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("typer")
 pytest.importorskip("pytest_benchmark")
 
+from heeding import start
 from planted import planted
 from typer.testing import CliRunner
 
@@ -197,7 +198,7 @@ def test_a_file_that_does_not_run_fails(monkeypatch, tmp_path):
 def test_what_is_ended_leaves_no_folder(number, tmp_path):
     environment = outside() | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
     run = [sys.executable, "-m", "mxref", "bench", "checkpoints"]
-    process = subprocess.Popen(run, env=environment, stderr=subprocess.PIPE, start_new_session=True)
+    process = start(run, env=environment, stderr=subprocess.PIPE, start_new_session=True)
     made = lambda: list(tmp_path.rglob("mxref-checkpoints-*"))  # noqa: E731
     while not made():
         assert process.poll() is None, process.stderr.read()

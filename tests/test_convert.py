@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from bits import assert_same_bits
+from heeding import start
 
 pytest.importorskip("safetensors")
 
@@ -1012,6 +1013,99 @@ def test_out_is_replaced_only_by_force_and_only_if_it_is_a_checkpoint(tmp_path):
         convert_checkpoint(BASE, tmp_path / "no" / "where", to="quark", format="mxfp4")
 
 
+@pytest.mark.parametrize(
+    "meanwhile",
+    [
+        lambda out: out.mkdir(),
+        lambda out: out.write_text("dear"),
+        lambda out: out.symlink_to("elsewhere"),
+        lambda out: (
+            convert_checkpoint(BASE, out.with_name("other"), to="quark", format="mxfp6_e2m3")
+            and out.with_name("other").rename(out)
+        ),
+    ],
+    ids=["folder", "file", "link", "checkpoint"],
+)
+@pytest.mark.parametrize("force", [False, True])
+def test_what_comes_to_out_meanwhile_is_left_and_the_finished_checkpoint_kept(meanwhile, force, tmp_path):
+    out, part = tmp_path / "out", tmp_path / ".out.part"
+
+    def come(label, done, total):
+        if done == 2:
+            meanwhile(out)
+
+    with pytest.raises(OSError, match="out=.* is not replaced; the finished checkpoint is .*out.part'$"):
+        convert_checkpoint(BASE, out, to="quark", format="mxfp4", force=force, on_progress=come)
+    assert leftovers(tmp_path) == [".out.part", "out"] and load_checkpoint(part).formats == ("mxfp4",)
+    if out.is_dir():
+        assert leftovers(out) in ([], ["config.json", "model.safetensors"])
+        assert not leftovers(out) or load_checkpoint(out).formats == ("mxfp6_e2m3",)
+    with pytest.raises(ValueError, match="another conversion writes there, or one that was killed left"):
+        convert_checkpoint(BASE, out, to="quark", format="mxfp4", force=True)
+
+
+CHANGES = {
+    "a file more": lambda out: (out / "thesis.txt").write_text("dear"),
+    "a file less": lambda out: (out / "model.safetensors").unlink(),
+    "other words": lambda out: (out / "config.json").write_text("{}"),
+    "another folder": lambda out: (out.rename(out.with_name("moved")), out.mkdir()),
+    "a link": lambda out: out.symlink_to(out.rename(out.with_name("moved"))),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_force_replaces_only_what_it_saw(change, tmp_path):
+    out, after = tmp_path / "out", {}
+    convert_checkpoint(BASE, out, to="quark", format="mxfp4")
+
+    def alter(label, done, total):
+        if done == 2:
+            CHANGES[change](out)
+            after.update({file.name: file.read_bytes() for file in out.iterdir()})
+
+    with pytest.raises(OSError, match="is not replaced; the finished checkpoint is .*out.part'$"):
+        convert_checkpoint(BASE, out, to="quark", format="mxfp6_e2m3", force=True, on_progress=alter)
+    assert {file.name: file.read_bytes() for file in out.iterdir()} == after
+    assert load_checkpoint(tmp_path / ".out.part").formats == ("mxfp6_e2m3",) and not (tmp_path / ".out.old").exists()
+
+
+def test_two_conversions_to_one_place_never_run_at_once(tmp_path):
+    refused = []
+
+    def again(label, done, total):
+        for force in (False, True):
+            with pytest.raises(ValueError) as refusal:
+                convert_checkpoint(BASE, tmp_path / "out", to="quark", format="mxfp6_e2m3", force=force)
+            refused.append(str(refusal.value))
+
+    for force in (False, True):
+        convert_checkpoint(BASE, tmp_path / "out", to="quark", format="mxfp4", force=force, on_progress=again)
+        assert refused and all("another conversion writes there" in each for each in refused)
+        assert leftovers(tmp_path) == ["out"] and load_checkpoint(tmp_path / "out").formats == ("mxfp4",)
+
+
+def test_what_a_killed_run_left_is_looked_at_by_people(tmp_path):
+    for name in (".out.old", ".out.part"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+        for force in (False, True):
+            with pytest.raises(ValueError, match=f"left .*{name}'.*remove it"):
+                convert_checkpoint(BASE, tmp_path / "out", to="quark", format="mxfp4", force=force)
+        (tmp_path / name / "config.json").unlink()
+        (tmp_path / name).rmdir()
+
+
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("out", [".", "", "..", "../here/..", "/", "../here"])
+def test_out_is_not_the_working_directory_and_has_a_name(out, force, tmp_path, monkeypatch):
+    here = tmp_path / "here"
+    convert_checkpoint(BASE, here, to="quark", format="mxfp4")
+    monkeypatch.chdir(here)
+    with pytest.raises(ValueError, match="^out=.* is the working directory or has no name: expected a directory"):
+        convert_checkpoint(BASE, out, to="quark", format="mxfp6_e2m3", force=force)
+    assert load_checkpoint(here).formats == ("mxfp4",) and leftovers(tmp_path) == ["here"]
+
+
 WAITING = """
 import sys, time
 import mxref.checkpoints
@@ -1031,17 +1125,21 @@ def test_a_killed_run_leaves_no_checkpoint(number, tmp_path):
     pytest.importorskip("typer")
     arguments = ["convert", str(BASE), "--to", "quark", "--format", "mxfp4", "--out", str(tmp_path / "out")]
     command = [sys.executable, "-c", WAITING, *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process = start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout.readline() == "waiting\n"
-        assert len(leftovers(tmp_path)) == 1  # a part, under another name
+        assert leftovers(tmp_path) == [".out.part"]
+        with pytest.raises(ValueError, match="out=.*another conversion writes there, or one .* left .*out.part"):
+            convert_checkpoint(BASE, tmp_path / "out", to="quark", format="mxfp4")
         process.send_signal(number)
-        assert process.wait(timeout=60) != 0
+        said = process.communicate(timeout=60)[1]
     finally:
         process.kill()
-        process.stdout.close()
-    assert not (tmp_path / "out").exists()
-    assert number == signal.SIGKILL or leftovers(tmp_path) == []
+        process.communicate()
+    assert leftovers(tmp_path) == ([".out.part"] if number == signal.SIGKILL else [])
+    if number != signal.SIGKILL:
+        assert said == f"error: interrupted: nothing was written at {tmp_path / 'out'}\n"
+        assert process.returncode == (130 if number == signal.SIGINT else 128 + number)
 
 
 def test_a_run_that_is_to_outlive_its_terminal_does(tmp_path):

@@ -6,9 +6,8 @@ memory holds one job and never a shard. The directory takes its name when it is 
 
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -97,8 +96,11 @@ def convert_checkpoint(
     `out`: a folder of a config.json, weights, and else only files that are written anew, none of them a link.
 
     One job at a time is in memory: a weight, gate and up that share a scale, or a stack of experts. Everything is
-    written to a directory beside `out`, which takes its name at the end; whatever goes wrong before leaves `out` as it
-    was. Raises ValueError for what cannot be asked for or read, OSError for what cannot be written.
+    written to `.NAME.part` beside `out`, which only one run has at a time, and which takes the name at the end; whatever
+    goes wrong before leaves `out` as it was. So does what comes to be at `out` meanwhile, or changes there: it is never
+    replaced, and the finished checkpoint stays where it was written, which the error names. A run that is killed outright
+    leaves `.NAME.part`, and later ones refuse until that is removed. Raises ValueError for what cannot be asked for or
+    read, OSError for what cannot be written.
 
     >>> convert_checkpoint("nowhere", "out", to="quark")
     Traceback (most recent call last):
@@ -111,6 +113,7 @@ def convert_checkpoint(
     beside = path if path.is_dir() else path.parent
     others = _others(beside)
     _check_out(path, out, force, {file.name for file in others})
+    seen = _held(out)
     for name, patterns in (("ignore", ignore), ("include", include)):
         check_patterns(name, patterns)
     plan = make_plan(checkpoint, Wish(to, format, activations, recipe, tuple(ignore), tuple(include), measure_losses))
@@ -121,7 +124,7 @@ def convert_checkpoint(
     if size > free:
         raise OSError(f"{out}: {size:,} bytes are to be written where {free:,} are free")
     changes = []
-    with _new_directory(out) as folder:
+    with _new_directory(out, seen) as folder:
         writer = ShardWriter(folder, outputs, shard_size, partial(header_metadata, plan.scheme, plan.dtype))
         try:
             for done, job in enumerate(jobs, start=1):
@@ -174,10 +177,15 @@ def _dropped(changes: Sequence[Change]) -> Iterator[str]:
 def _check_out(path: Path, out: Path, force: bool, written: Collection[str]) -> None:
     """Raise unless `out` may be written, before anything is. `written`: files that are copied there."""
     source, target = path.resolve(), out.resolve()
+    if out.name in ("", "..") or target == Path.cwd():
+        raise ValueError(f"out={str(out)!r} is the working directory or has no name: expected a directory that is made anew")
     if target == source or target in source.parents or source in target.parents:
         raise ValueError(f"out={str(out)!r} is the source, lies in it or holds it: expected another directory")
     if not _parent(out).is_dir():
         raise ValueError(f"out={str(out)!r}: its directory does not exist")
+    for left in (_beside(out, "part"), _beside(out, "old")):
+        if os.path.lexists(left):
+            raise ValueError(_taken(out, left))
     if not out.exists() and not out.is_symlink():
         return
     if not force:
@@ -203,33 +211,70 @@ def _parent(out: Path) -> Path:
     return out.absolute().parent
 
 
+def _beside(out: Path, what: str) -> Path:
+    """`part`: where a checkpoint is written until it is whole; `old`: where what it replaces is for a moment."""
+    return out.with_name(f".{out.name}.{what}")
+
+
+def _taken(out: Path, left: Path) -> str:
+    return (
+        f"out={str(out)!r}: another conversion writes there, or one that was killed left {str(left)!r}: "
+        "wait for the one, or look at what the other left and remove it"
+    )
+
+
+def _held(folder: Path) -> dict[str, tuple[int, int, int]] | None:
+    """By file of a folder what changes when the file does; None where nothing is."""
+    if not os.path.lexists(folder):
+        return None
+    facts = {entry.name: entry.stat(follow_symlinks=False) for entry in os.scandir(folder)}
+    return {name: (fact.st_ino, fact.st_size, fact.st_mtime_ns) for name, fact in facts.items()}
+
+
 @contextmanager
-def _new_directory(out: Path) -> Iterator[Path]:
-    """A directory beside `out` that takes its name at the end, or goes."""
-    folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".part", dir=_parent(out)))
+def _new_directory(out: Path, seen: dict | None) -> Iterator[Path]:
+    """A directory beside `out` that takes its name at the end, or goes. `seen`: what `out` held, which may be replaced."""
+    folder = _beside(out, "part")
     try:
-        folder.chmod(0o777 & ~_umask())
+        folder.mkdir()  # by one run alone
+    except FileExistsError:
+        raise ValueError(_taken(out, folder)) from None
+    try:
         yield folder
         _sync(folder)
-        old = folder.with_suffix(".old")
-        if out.exists():
-            out.rename(old)
-        try:
-            folder.rename(out)
-        except BaseException:
-            if old.exists():
-                old.rename(out)
-            raise
-        _sync(_parent(out))
-        shutil.rmtree(old, ignore_errors=True)
-    finally:
+        _name(folder, out, seen)
+    except _Unnamed:
+        raise
+    except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
+        raise
+    _sync(_parent(out))
+    if seen is not None:
+        shutil.rmtree(_beside(out, "old"), ignore_errors=True)
 
 
-def _umask() -> int:
-    umask = os.umask(0)
-    os.umask(umask)
-    return umask
+class _Unnamed(OSError):
+    """A checkpoint is finished and its name cannot be had."""
+
+
+def _name(folder: Path, out: Path, seen: dict | None) -> None:
+    """Give a whole directory the name `out`, in place of what was `seen` there and of nothing else."""
+    old = _beside(out, "old")
+    try:
+        if seen is not None and os.path.lexists(out):
+            out.rename(old)  # and looked at under that name, where nobody else adds to it
+        if os.path.lexists(out) or os.path.lexists(old) and (old.is_symlink() or _held(old) != seen):
+            raise OSError("what is there came or changed during the conversion, and is not replaced")
+        folder.rename(out)  # which replaces no file, and no directory that holds anything
+    except BaseException as failure:
+        if seen is not None and os.path.lexists(old) and not os.path.lexists(out):
+            with suppress(OSError):
+                old.rename(out)
+        if isinstance(failure, OSError):
+            kept = f", and what it was to replace {str(old)!r}" if os.path.lexists(old) else ""
+            reason = f"out={str(out)!r}: {failure.strerror or failure}"
+            raise _Unnamed(f"{reason}; the finished checkpoint is {str(folder)!r}{kept}") from None
+        raise
 
 
 def _sync(folder: Path) -> None:
