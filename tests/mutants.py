@@ -533,6 +533,22 @@ CHAIN_FAULTS = (
         ("moe_experts",),
         "None-gate_up_scales",
     ),
+    Fault(
+        "chains: tail read past its end",
+        CHAIN_LAUNCHES,
+        "TAIL=length % format.block_size or format.block_size",
+        "TAIL=format.block_size",
+        ("matmul",),
+        "tail-k_33",
+    ),
+    Fault(
+        "chains: tail's codes zero, under a scale that is Inf",
+        CHAINS,
+        "weight = tl.where(full, weight, 0.0)",
+        "weight = weight + 0.0",
+        ("matmul",),
+        "tail-k_33",
+    ),
 )
 
 CORE_FAULTS = (
@@ -601,6 +617,7 @@ PRODUCTS_TRIED = (
     "mxint8-specials", "nvfp4-specials", "mxfp4-every_scale", "mxfp8_e5m2-mxfp8_e5m2-ties", "nvfp4-nvfp4-every_scale_pair",
     "nvfp4-few_rows-bias-float32", "mxfp4-many_rows-every_addition_rounds", "bfloat16-nvfp4", "float32-nvfp4-cancelling",
     "bfloat16-nvfp4-moderate", "bfloat16-nvfp4-every_scale", "float16-mxfp4-every_scale",
+    "float16-mxfp6_e2m3-tail-k_33", "float16-nvfp4-tail-k_33",
 )  # fmt: skip
 
 

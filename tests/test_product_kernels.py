@@ -41,7 +41,7 @@ def test_batch_and_path_change_no_bit(device):
 
 def test_a_gpu_is_refused_products_that_no_record_covers(monkeypatch):
     kernels = pytest.importorskip("accel.triton.matmul", exc_type=ImportError)
-    monkeypatch.setattr(kernels, "INTERPRETED", False)
+    monkeypatch.setattr("accel.triton._launch.INTERPRETED", False)
     x = torch.ones(2, 32)
     e5m2, *others = (mxref.quantize(x, format) for format in ("mxfp8_e5m2", "mxfp8_e4m3", "mxfp4", "nvfp4"))
     for a in others:
@@ -49,11 +49,16 @@ def test_a_gpu_is_refused_products_that_no_record_covers(monkeypatch):
         for b in (kernels.accepts(a, e5m2), kernels.accepts(e5m2, a), kernels.accepts(x, a)):
             assert "no record" in b
         assert "no record" in kernels.accepts(a, a, semantics="dequantized")
+    from accel.triton.moe_experts import accepts
+
+    layer = [mxref.quantize(torch.ones(2, 32, k), "nvfp4") for k in (33, 16)]
+    assert "rows that end within a block are right" in accepts(torch.ones(2, 33), *layer, None, None)
+    assert accepts(torch.ones(2, 16), layer[1], layer[1], None, None) is None
 
 
 def test_chains_say_which_weights_they_do_not_take(monkeypatch):
     kernels = pytest.importorskip("accel.triton.matmul", exc_type=ImportError)
-    monkeypatch.setattr(kernels, "INTERPRETED", True)
+    monkeypatch.setattr("accel.triton._launch.INTERPRETED", True)
     x, plain = torch.ones(2, 64), mxref.quantize(torch.ones(2, 64), "mxfp4")
     assert kernels.accepts(x, plain) is None and kernels.accepts(plain, plain, semantics="dequantized") is None
     recipe = replace(mxref.RECIPES["ocp"], name="hadamard", transform=Hadamard(16, (1,) * 16))
@@ -63,3 +68,4 @@ def test_chains_say_which_weights_they_do_not_take(monkeypatch):
     assert "transformed" in kernels.accepts(rotated, rotated, semantics="dequantized")
     assert "blocks of 128 elements" in kernels.accepts(torch.ones(2, 128), long)
     assert kernels.accepts(x, x) == "b is a Tensor"
+    assert kernels.accepts(x[:, :33], mxref.quantize(x[:, :33], "mxfp4")) is None

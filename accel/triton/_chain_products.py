@@ -11,7 +11,7 @@ from accel._recipes import unknown_to_decode
 from accel.triton._chains import chain_product_kernel, chain_rows_kernel
 from accel.triton._constants import FLOAT_BIAS, element_constants, scale_constants
 from accel.triton._geometry import INTERPRETED
-from accel.triton._launch import STORED, element_refusal, format_refusal, memory, packing_refusal
+from accel.triton._launch import STORED, element_refusal, format_refusal, memory, packing_refusal, unrecorded
 from mxref.blocks import BlockTensor
 from mxref.formats import BlockFormat
 
@@ -53,9 +53,8 @@ def chain_refusal(weight: BlockTensor) -> str | None:
         return refusal
     if not SMALLEST_BLOCK <= format.block_size <= LARGEST_BLOCK:
         return f"blocks of {format.block_size} elements: {SMALLEST_BLOCK} to {LARGEST_BLOCK} are taken in chains"
-    if weight.length % format.block_size:
-        return f"rows of {weight.length} elements: whole blocks of {format.block_size} are taken in chains"
-    return packing_refusal(format)
+    tail = unrecorded("chains of rows that end within a block") if weight.length % format.block_size else None
+    return tail or packing_refusal(format)
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,7 @@ def multiply_chains(
         SIZE=format.block_size, GROUP=GROUP, LOWEST=lowest, HIGHEST=highest, BIAS=element.bias,
         **{name: scale_of[name] for name in ("POWER_OF_TWO", "SCALE_NAN", "SCALE_MANTISSA", "SCALE_UNBIAS")},
         **{name: constants[name] for name in wanted}, EVEN=length % (format.block_size * tiling.blocks) == 0,
-        **_options(tiling.warps),
+        TAIL=length % format.block_size or format.block_size, **_options(tiling.warps),
     )  # fmt: skip
 
 

@@ -70,14 +70,18 @@ def chain_rows_kernel(
 
 
 @triton.jit
-def load_unit(pointer, unit, mask, BITS: tl.constexpr):
-    """The `unit`-th codes of each block, as many as `pointer` is to; of six bits four, in three bytes."""
+def load_unit(pointer, unit: tl.constexpr, inside, full, BITS: tl.constexpr, TAIL: tl.constexpr):
+    """The `unit`-th codes of each block, as many as `pointer` is to; of six bits four, in three bytes. `inside`: which
+    blocks there are; `full`: which have more than `TAIL` codes."""
     if BITS == 6:
-        low = tl.load(pointer + 3 * unit, mask=mask, other=0).to(tl.int32)
-        middle = tl.load(pointer + 3 * unit + 1, mask=mask, other=0).to(tl.int32)
-        return low | (middle << 8) | (tl.load(pointer + 3 * unit + 2, mask=mask, other=0).to(tl.int32) << 16)
+        end: tl.constexpr = (TAIL * BITS + 7) // 8
+        low = tl.load(pointer + 3 * unit, mask=inside if 3 * unit < end else full, other=0).to(tl.int32)
+        middle = tl.load(pointer + 3 * unit + 1, mask=inside if 3 * unit + 1 < end else full, other=0).to(tl.int32)
+        high = tl.load(pointer + 3 * unit + 2, mask=inside if 3 * unit + 2 < end else full, other=0).to(tl.int32)
+        return low | (middle << 8) | (high << 16)
     else:
-        return tl.load(pointer + unit, mask=mask, other=0)
+        codes: tl.constexpr = pointer.dtype.element_ty.primitive_bitwidth // BITS
+        return tl.load(pointer + unit, mask=inside if unit * codes < TAIL else full, other=0)
 
 
 @triton.jit
@@ -129,10 +133,12 @@ def chain_sums(
     HIGHEST: tl.constexpr, BIAS: tl.constexpr,
     POWER_OF_TWO: tl.constexpr, SCALE_NAN: tl.constexpr, SCALE_MANTISSA: tl.constexpr, SCALE_UNBIAS: tl.constexpr,
     BITS: tl.constexpr, MANTISSA: tl.constexpr, MAX: tl.constexpr, MAX_CODE: tl.constexpr, SIGN_SHIFT: tl.constexpr,
-    INTEGER: tl.constexpr, UNBIAS: tl.constexpr, INF_CODE: tl.constexpr, EVEN: tl.constexpr,
+    INTEGER: tl.constexpr, UNBIAS: tl.constexpr, INF_CODE: tl.constexpr, EVEN: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
     """`RN` times `BM` float32 tensors `[BN]`: from +0, the chains of all blocks of rows of weights with one of x, rounded to
-    float32 and added in ascending K. And int1 `[BN * NB]`: whether `HOW` was right for the scales that were met."""
+    float32 and added in ascending K. And int1 `[BN * NB]`: whether `HOW` was right for the scales that were met.
+
+    `TAIL`: elements of a row's last block. Behind them rows are 0, and so are weights, whatever their block's scale."""
     UNIT: tl.constexpr = 24 if BITS == 6 else row_ptrs[0].dtype.element_ty.primitive_bitwidth
     STEP: tl.constexpr = 3 if BITS == 6 else 1  # bytes to a unit of six-bit codes
     sums = ()
@@ -142,6 +148,7 @@ def chain_sums(
     for first in range(0, k_blocks, NB):
         block = first + block_of
         inside = (block < k_blocks) | EVEN
+        full = inside & (block < k_blocks - 1) if TAIL < SIZE else inside
         x_place = x_ptr + (first // GROUP * (SIZE * GROUP) + first % GROUP) + block_of
         scales, factors, units = (), (), ()
         for r in tl.static_range(RN):
@@ -171,7 +178,7 @@ def chain_sums(
         for u in tl.static_range(SIZE * BITS // UNIT):
             loaded = ()
             for r in tl.static_range(RN):
-                loaded = loaded + (load_unit(units[r], u, inside, BITS),)
+                loaded = loaded + (load_unit(units[r], u, inside, full, BITS, TAIL),)
             for c in tl.static_range(UNIT // BITS):
                 xs, longer = (), ()
                 for m in tl.static_range(BM):
@@ -181,6 +188,8 @@ def chain_sums(
                         code_at_top(loaded[r], c, BITS), factors[r], HOW, D, ROUNDS, MANTISSA, MAX, MAX_CODE, SIGN_SHIFT,
                         INTEGER, UNBIAS, INF_CODE,
                     )  # fmt: skip
+                    if u * (UNIT // BITS) + c >= TAIL:
+                        weight = tl.where(full, weight, 0.0)
                     for m in tl.static_range(BM):
                         longer = longer + (tl.fma(weight, xs[m], chains[r * BM + m]),)
                 chains = longer
@@ -216,7 +225,7 @@ def chain_product_kernel(
     BIAS: tl.constexpr,
     POWER_OF_TWO: tl.constexpr, SCALE_NAN: tl.constexpr, SCALE_MANTISSA: tl.constexpr, SCALE_UNBIAS: tl.constexpr,
     BITS: tl.constexpr, MANTISSA: tl.constexpr, MAX: tl.constexpr, MAX_CODE: tl.constexpr, SIGN_SHIFT: tl.constexpr,
-    INTEGER: tl.constexpr, UNBIAS: tl.constexpr, INF_CODE: tl.constexpr, EVEN: tl.constexpr,
+    INTEGER: tl.constexpr, UNBIAS: tl.constexpr, INF_CODE: tl.constexpr, EVEN: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
     """`RN` times `BN` rows of one expert's weights, `NB` of their blocks at a time, with rows of `BM` of its slots:
     out[slot, n].
@@ -255,14 +264,14 @@ def chain_product_kernel(
         sums, fits = chain_sums(
             row_ptrs, scale_ptrs, stored, x_ptr, x_places, block_of, k_blocks, HOW, D, ROUNDS, BN, RN, BM, NB, SIZE, GROUP,
             W_STORED, LOWEST, HIGHEST, BIAS, POWER_OF_TWO, SCALE_NAN, SCALE_MANTISSA, SCALE_UNBIAS, BITS, MANTISSA, MAX,
-            MAX_CODE, SIGN_SHIFT, INTEGER, UNBIAS, INF_CODE, EVEN,
+            MAX_CODE, SIGN_SHIFT, INTEGER, UNBIAS, INF_CODE, EVEN, TAIL,
         )  # fmt: skip
         if HOW != "plain":
             if tl.min(fits.to(tl.int32), axis=0) == 0:
                 sums, fits = chain_sums(
                     row_ptrs, scale_ptrs, stored, x_ptr, x_places, block_of, k_blocks, "plain", D, True, BN, RN, BM, NB,
                     SIZE, GROUP, W_STORED, LOWEST, HIGHEST, BIAS, POWER_OF_TWO, SCALE_NAN, SCALE_MANTISSA, SCALE_UNBIAS,
-                    BITS, MANTISSA, MAX, MAX_CODE, SIGN_SHIFT, INTEGER, UNBIAS, INF_CODE, EVEN,
+                    BITS, MANTISSA, MAX, MAX_CODE, SIGN_SHIFT, INTEGER, UNBIAS, INF_CODE, EVEN, TAIL,
                 )  # fmt: skip
         for r in tl.static_range(RN):
             n = first_n + r * BN + tl.arange(0, BN)

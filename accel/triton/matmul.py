@@ -31,6 +31,7 @@ from accel.triton._launch import (
     memory,
     missing,
     packing_refusal,
+    unrecorded,
 )
 from accel.triton._products import fold_kernel, folded_product_kernel, product_kernel
 from mxref.blocks import BlockTensor
@@ -164,11 +165,6 @@ def accepts(a, b, *, semantics="blockwise", **others) -> str | None:
     if "e5m2" in (a.format.element.name, b.format.element.name):
         return unrecorded("products of e5m2, as it is decoded now,")
     return None
-
-
-def unrecorded(what: str) -> str | None:
-    """Why a GPU is not trusted with `what`; None in the interpreter."""
-    return None if INTERPRETED else f"no record says yet that {what} are right on a GPU"
 
 
 @functools.cache

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import product
+from math import log2
 from typing import Any
 
 import torch
@@ -311,6 +312,11 @@ def _matmul() -> Iterator[Case]:
         for label, rows, weights in _plain_products(block):
             dtype = _short(rows.dtype)
             yield Case("matmul", f"{dtype}-{format}-{label}", f"{dtype} {format}", "float32", _call(rows, weights))
+        for k, level in ((33, 1), (1, 2), (77, 2), (80, 2)):
+            x = inputs.spread_normal(3, k, seed=76, dtype=torch.float16)
+            x[0] = 1.0
+            given = _call(inputs.in_poison(x), _ends_before_poison(block, 8, k, 77))
+            yield Case("matmul", f"float16-{format}-tail-k_{k}", f"float16 {format}", "float32", given, level)
         for a_format in ("nvfp4", "mxfp8_e4m3"):
             a = mxref.quantize(inputs.spread_normal(5, 77, seed=68), a_format)
             b = mxref.quantize(inputs.spread_normal(9, 77, seed=69), format)
@@ -382,6 +388,21 @@ def _plain_products(block: BlockFormat) -> Iterator[tuple[str, torch.Tensor, Blo
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         yield "every_scale", rows.to(dtype), _every_scale(block, 73)
     yield "specials", inputs.spread_normal(3, 3 * size, seed=74, dtype=torch.bfloat16), _special(block, 32, 75)
+
+
+def _ends_before_poison(block: BlockFormat, rows: int, k: int, seed: int) -> BlockTensor:
+    """Every other row ends with smallest numbers under a scale that makes the codes of the row behind it, largest ones or
+    NaN, Inf in float16; if there are tensor scales, one row under one that is Inf."""
+    codes = _codes(block.element.name, rows, k, seed)
+    codes[::2, -(k % block.block_size or block.block_size) :] = 1
+    codes[1::4], codes[3::4] = block.element.max_code, block.element.code_count // 2 - 1
+    scales = torch.full((rows, -(-k // block.block_size)), block.scale.positive.index(1.0), dtype=torch.uint8)
+    if block.tensor_scale:
+        scales[::2, -1], scale = block.scale.max_code, torch.full((rows, 1), 64.0)
+        codes[4], scale[4] = 1, 2.0**121
+        return BlockTensor.from_codes(codes, scales, scale, block, block.default_recipe)
+    scales[::2, -1] += 15 - int(log2(block.element.quantum))
+    return BlockTensor.from_codes(codes, scales, None, block, block.default_recipe)
 
 
 def _spread(rows: int, k: int, seed: int, format: str) -> BlockTensor:
