@@ -110,6 +110,7 @@ _METHODS = {"mxfp4": "gpt-oss"}
 _CLASS = re.compile(r"[A-Z]\w*")  # a target that is a class of modules, not a name
 # compressed-tensors' own names for how it stores a format.
 CONTAINERS = {"nvfp4": "nvfp4-pack-quantized", "mxfp4": "mxfp4-pack-quantized", "mxfp8_e4m3": "mxfp8-quantized"}
+_SHOWN = 80  # characters of a value in a message
 _CACHE = ("kv_cache_scheme", "kv_cache_quant_algo", "kv_cache_quant_config")  # keys that speak of the KV cache
 
 
@@ -269,8 +270,8 @@ def _merged(found: dict, producer: dict) -> dict:
         ours, theirs = _comparable(found[key]), _comparable(producer.get(other))
         if ours is not None and theirs is not None and ours != theirs:
             raise CheckpointError(
-                f"config.json says {key} {json.dumps(found[key])[:80]} and hf_quant_config.json {other} "
-                f"{json.dumps(producer[other])[:80]}: expected the same"
+                f"config.json says {key} {_shown(found[key])} and hf_quant_config.json {other} {_shown(producer[other])}: "
+                "expected the same"
             )
     return producer | {key: value for key, value in found.items() if value is not None}
 
@@ -294,7 +295,12 @@ def declared(dialect: str, quantization: dict) -> Declared:
 
 def _said(key: str, given: Any, expected: str) -> str:
     """What a config says and is not followed, in words, and what can be."""
-    return f"{key} {json.dumps(given)[:80]}: {expected}"
+    return f"{key} {_shown(given)}: {expected}"
+
+
+def _shown(given: Any) -> str:
+    text = json.dumps(given)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
 
 def _odd(key: str, given: Any, read: Mapping[str, tuple]) -> list[str]:
@@ -313,7 +319,7 @@ def _typed(found: Any, key: str, kind: type, *others: type) -> Any:
     if value is not None and not isinstance(value, (kind, *others)):
         names = {dict: "an object", list: "a list"}
         expected = " or ".join(names[each] for each in (kind, *others))
-        raise CheckpointError(f"the config's {key} is {json.dumps(value)[:80]}: expected {expected}")
+        raise CheckpointError(f"the config's {key} is {_shown(value)}: expected {expected}")
     return kind() if value is None else value
 
 
@@ -386,7 +392,8 @@ def _odd_arguments(key: str, given: Any) -> list[str]:
     if format is None:
         return []
     strategy, scales = ("tensor_group", "torch.float8_e4m3fn") if format == "nvfp4" else ("group", "torch.uint8")
-    return _odd(key, given, dict(strategy=(strategy,), symmetric=(True,), scale_dtype=(scales,), block_structure=()))
+    read = dict(strategy=(strategy,), symmetric=(True,), scale_dtype=(scales,), actorder=(False, "static", "weight"))
+    return _odd(key, given, read | dict(block_structure=()))
 
 
 def _scheme(group: dict) -> str:
