@@ -623,6 +623,7 @@ def test_no_corruption_of_a_config_crashes(data, tmp_path_factory):
 TORCHAO, CT_MX, QUARK_MX = (DATA / f"{name}-qwen3moe" for name in ("torchao-mxfp4", "llmcompressor-mxfp4", "quark-mxfp4"))
 GROUP = ("quantization_config", "config_groups", "group_0")
 WEIGHTS, INPUTS = (*GROUP, "weights"), (*GROUP, "input_activations")
+QUARK_ALL = ("quantization_config", "global_quant_config")
 FP8 = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
 
 
@@ -686,6 +687,15 @@ NOT_FOLLOWED = {  # what makes the weights other than they are read
     "strategy": (CT, {(*WEIGHTS, "strategy"): "channel"}, 'weights.strategy "channel": expected "tensor_group"'),
     "symmetry": (CT_MX, {(*WEIGHTS, "symmetric"): False}, "weights.symmetric false: expected true"),
     "container": (CT, {(*GROUP, "format"): "pack-quantized"}, "group_0.weights .*not what format 'pack-quantized' stores"),
+    "a container of all": (CT_MX, said(format="nvfp4-pack-quantized"), "group_0.format .*: expected 'nvfp4-pack-quantized'"),
+    "bits, ModelOpt": (MODELOPT, {(*WEIGHTS, "num_bits"): 8}, "weights .*: not what quant_algo NVFP4 stores"),
+    "SVD, ModelOpt": (MODELOPT, said(quant_algo="NVFP4_SVD"), 'quant_algo "NVFP4_SVD": expected one of NVFP4, '),
+    "weights, Quark": (QUARK_MX, {(*QUARK_ALL, "weight", "dtype"): "int4"}, "global_quant_config.weight .*: expected"),
+    "scales, Quark": (
+        QUARK_MX,
+        {(*QUARK_ALL, "weight", "scale_format"): "float32"},
+        'scale_format "float32": expected "e8m0"',
+    ),
     "two groups": (CT, second_group(targets=["Linear"], input_activations=None), "'Linear' and 'Linear' say different"),
 }
 NOT_RUN = {  # what a forward pass would have to do
@@ -696,7 +706,7 @@ NOT_RUN = {  # what a forward pass would have to do
     "softmax": (QUARK_MX, said(softmax_quant_spec={"dtype": "fp8_e4m3"}), "softmax_quant_spec .*: expected null"),
     "rule of scales": (
         QUARK_MX,
-        {("quantization_config", "global_quant_config", "input_tensors", "scale_calculation_mode"): "floor"},
+        {(*QUARK_ALL, "input_tensors", "scale_calculation_mode"): "floor"},
         'input_tensors.scale_calculation_mode "floor": expected "even"',
     ),
     "FP8 inputs, ModelOpt": (DATA / "modelopt-mxfp4-qwen3moe", said(quant_algo="W4A8_MXFP4_FP8"), "W4A8_MXFP4_FP8"),
@@ -709,6 +719,18 @@ NOT_RUN = {  # what a forward pass would have to do
         TORCHAO,
         {("quantization_config", "quant_type", "default", "_type"): "Int4WeightOnlyConfig"},
         'quant_type "Int4WeightOnlyConfig": expected MXDynamic',
+    ),
+    "dynamic inputs, ModelOpt": (MODELOPT, {(*INPUTS, "dynamic"): True}, "input_activations.dynamic true: expected false"),
+    "rule of scales, torchao": (
+        TORCHAO,
+        {("quantization_config", "quant_type", "default", "_data", "scaling_mode", "_data"): "FLOOR"},
+        'scaling_mode "FLOOR": expected "RCEIL"',
+    ),
+    "more than one choice": (TORCHAO, {("quantization_config", "quant_type", "lm_head"): {}}, "quant_type.lm_head .*alone"),
+    "size of blocks, torchao": (
+        TORCHAO,
+        {("quantization_config", "quant_type", "default", "_data", "block_size"): 16},
+        "block_size 16: expected 32",
     ),
     "inputs unsaid": (
         TORCHAO,

@@ -20,13 +20,15 @@ from bits import assert_same_bits
 
 pytest.importorskip("transformers")
 
+import transformers
 from safetensors.torch import load_file, save_file
 from tiny_models import MOE_KINDS, tiny_model
 from torch.nn.functional import linear
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import mxref
-from mxref.checkpoints import CheckpointError, inspect_checkpoint
+from docs._generate.storage import TRANSFORMERS
+from mxref.checkpoints import CheckpointError, convert_checkpoint, inspect_checkpoint
 from mxref.checkpoints.files import Shards
 from mxref.models import MXExperts, MXLinear, evaluate, load
 from mxref.models.layers import inputs_quantized, stored_scheme
@@ -222,6 +224,25 @@ def test_evaluated_it_is_nearer_to_its_original_than_what_transformers_loads(nam
     assert row.divergence < theirs.divergence
     assert report.rows[0].label == "bf16 (against) / bf16"
     assert row.activations == ("bf16" if "a16" in name else "nvfp4")
+
+
+@pytest.mark.skipif(not transformers.__version__.startswith("5.24"), reason="the book says it of transformers 5.24")
+@pytest.mark.parametrize("dialect, format", TRANSFORMERS)
+def test_transformers_makes_of_what_is_written_what_the_book_says(dialect, format, tmp_path):
+    pytest.importorskip({"torchao": "torchao", "compressed-tensors": "compressed_tensors"}.get(dialect, "transformers"))
+    kind, width = ("gptoss", "intermediate_size") if dialect == "gpt-oss" else ("qwen3moe", "moe_intermediate_size")
+    tiny_model(kind, **{width: 64}).save_pretrained(tmp_path / "in")
+    convert_checkpoint(tmp_path / "in", tmp_path / "out", to=dialect, format=format)
+    ours = {name: t for name, t in load(tmp_path / "out", dequantized=True).state_dict().items() if "experts" in name}
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto", output_loading_info=True)
+    except RuntimeError:
+        found = "refused"
+    else:
+        theirs = model.state_dict()
+        same = all(torch.equal(theirs[name], tensor) for name, tensor in ours.items())
+        found = "initialized anew" if set(ours) & set(info["missing_keys"]) else "bit for bit" if same else "other values"
+    assert found == TRANSFORMERS[dialect, format]
 
 
 # made checkpoints: the weights of a small model, quantized by mxref and stored as a tool names them

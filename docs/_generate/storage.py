@@ -9,6 +9,7 @@ import mxref
 from docs._generate.drawing import box, figure, text
 from docs._generate.markdown import hexadecimal, table
 from mxref.checkpoints.dialects import DIALECTS, Layout
+from mxref.checkpoints.writers import ACTIVATIONS
 from mxref.formats import BLOCK_FORMATS
 from mxref.packing import _TILE_COLUMNS, _TILE_ROWS, LAYOUTS
 
@@ -173,6 +174,42 @@ def dialects() -> str:
         )
     header = ("dialect", "format", "codes", "block scales", "tensor scales: direction", "codes; scales", "read as recipe")
     return table(header, rows)
+
+
+# What readers make of each dialect and format that is written: the tool's own library, transformers, vLLM.
+_LIBRARIES = {
+    "compressed-tensors": "compressed-tensors 0.20.1: bit for bit",
+    "modelopt": "ModelOpt 0.47.0: bit for bit",
+    "quark": "not run",
+    "gpt-oss": "transformers is its reader",
+    "torchao": "torchao 0.18.0: bit for bit",
+}
+_OWN_FILES = {("quark", "mxfp4"), ("quark", "mxfp6_e2m3"), ("compressed-tensors", "mxfp4")}
+# Experts of a small model, as transformers 5.24 has them once it has loaded what was written (`test_load.py`).
+TRANSFORMERS = {
+    ("compressed-tensors", "nvfp4"): "other values",
+    ("compressed-tensors", "mxfp4"): "bit for bit",
+    ("compressed-tensors", "mxfp8_e4m3"): "refused",
+    ("modelopt", "nvfp4"): "refused",
+    ("modelopt", "mxfp4"): "refused",
+    ("modelopt", "mxfp8_e4m3"): "other values",
+    ("gpt-oss", "mxfp4"): "bit for bit",
+    ("torchao", "mxfp4"): "initialized anew",
+    ("torchao", "mxfp8_e4m3"): "initialized anew",
+    ("torchao", "mxfp8_e5m2"): "initialized anew",
+}
+_VLLM = {("modelopt", "mxfp4"): "not in its list"} | {("torchao", name): "not known" for name in ACTIVATIONS["torchao"]}
+
+
+def readers() -> str:
+    """Each dialect and format that `mxref convert` writes, and who reads it."""
+    rows = []
+    for dialect, formats in ACTIVATIONS.items():
+        for format in formats:
+            own = "; own file" if (dialect, format) in _OWN_FILES else ""
+            theirs = TRANSFORMERS.get((dialect, format), "not tried"), _VLLM.get((dialect, format), "accepted")
+            rows.append((dialect, format, "yes", _LIBRARIES[dialect] + own, *theirs))
+    return table(("written", "format", "mxref", "the tool's library", "experts in transformers 5.24", "vLLM 0.33"), rows)
 
 
 def _order(layout: Layout) -> str:

@@ -110,6 +110,7 @@ _METHODS = {"mxfp4": "gpt-oss"}
 _CLASS = re.compile(r"[A-Z]\w*")  # a target that is a class of modules, not a name
 # compressed-tensors' own names for how it stores a format.
 CONTAINERS = {"nvfp4": "nvfp4-pack-quantized", "mxfp4": "mxfp4-pack-quantized", "mxfp8_e4m3": "mxfp8-quantized"}
+_SHOWN = 80  # characters of a value in a message
 _CACHE = ("kv_cache_scheme", "kv_cache_quant_algo", "kv_cache_quant_config")  # keys that speak of the KV cache
 
 
@@ -269,8 +270,8 @@ def _merged(found: dict, producer: dict) -> dict:
         ours, theirs = _comparable(found[key]), _comparable(producer.get(other))
         if ours is not None and theirs is not None and ours != theirs:
             raise CheckpointError(
-                f"config.json says {key} {json.dumps(found[key])[:80]} and hf_quant_config.json {other} "
-                f"{json.dumps(producer[other])[:80]}: expected the same"
+                f"config.json says {key} {_shown(found[key])} and hf_quant_config.json {other} {_shown(producer[other])}: "
+                "expected the same"
             )
     return producer | {key: value for key, value in found.items() if value is not None}
 
@@ -288,13 +289,19 @@ def declared(dialect: str, quantization: dict) -> Declared:
     refused = says.refused
     if _transforms(transform := get(quantization, "transform_config")):
         refused += (_said("transform_config", transform, "none: weights that are stored rotated are not turned back"),)
-    cache = tuple(_said(key, value, "the KV cache is left as it is") for key in _CACHE if (value := get(quantization, key)))
+    found = {key: value for key in _CACHE if (value := get(quantization, key)) and value != "NONE"}
+    cache = tuple(_said(key, value, "the KV cache is left as it is") for key, value in found.items())
     return replace(says, refused=refused, cache=cache)
 
 
 def _said(key: str, given: Any, expected: str) -> str:
     """What a config says and is not followed, in words, and what can be."""
-    return f"{key} {json.dumps(given)[:80]}: {expected}"
+    return f"{key} {_shown(given)}: {expected}"
+
+
+def _shown(given: Any) -> str:
+    text = json.dumps(given)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
 
 def _odd(key: str, given: Any, read: Mapping[str, tuple]) -> list[str]:
@@ -313,7 +320,7 @@ def _typed(found: Any, key: str, kind: type, *others: type) -> Any:
     if value is not None and not isinstance(value, (kind, *others)):
         names = {dict: "an object", list: "a list"}
         expected = " or ".join(names[each] for each in (kind, *others))
-        raise CheckpointError(f"the config's {key} is {json.dumps(value)[:80]}: expected {expected}")
+        raise CheckpointError(f"the config's {key} is {_shown(value)}: expected {expected}")
     return kind() if value is None else value
 
 
@@ -350,6 +357,8 @@ def _groups(quantization: dict) -> dict[str, Any]:
         if container in CONTAINERS.values() or format and isinstance(container, str) and container != "mixed-precision":
             if container != CONTAINERS.get(format):
                 refused.append(_said(f"{key}.weights", group.get("weights"), f"not what format {container!r} stores"))
+        if (whole := get(quantization, "format")) in CONTAINERS.values() and container != whole:
+            refused.append(_said(f"{key}.format", container, f"expected {whole!r}, as format says of all"))
         refused += _odd_arguments(f"{key}.weights", group.get("weights"))
         given = get(group, "input_activations")
         if given and _float_format(given) is None:
@@ -386,7 +395,8 @@ def _odd_arguments(key: str, given: Any) -> list[str]:
     if format is None:
         return []
     strategy, scales = ("tensor_group", "torch.float8_e4m3fn") if format == "nvfp4" else ("group", "torch.uint8")
-    return _odd(key, given, dict(strategy=(strategy,), symmetric=(True,), scale_dtype=(scales,), block_structure=()))
+    read = dict(strategy=(strategy,), symmetric=(True,), scale_dtype=(scales,), actorder=(False, "static", "weight"))
+    return _odd(key, given, read | dict(block_structure=()))
 
 
 def _scheme(group: dict) -> str:
@@ -418,7 +428,8 @@ def _read_modelopt(quantization: dict) -> Declared:
         key = f"quantized_layers.{module}.quant_algo" if module else "quant_algo"
         name = str(given).upper()
         if name not in _ALGORITHMS:
-            (refused if "AWQ" in name else unread).append(_said(key, given, f"expected one of {', '.join(_ALGORITHMS)}"))
+            changed = "AWQ" in name or "SVD" in name  # the weights, by what stands beside them
+            (refused if changed else unread).append(_said(key, given, f"expected one of {', '.join(_ALGORITHMS)}"))
         format = re.search("nvfp4|mxfp4|mxfp8", name.lower())
         if format:
             layers[module] = {"mxfp8": "mxfp8_e4m3"}.get(format[0], format[0])
@@ -426,6 +437,14 @@ def _read_modelopt(quantization: dict) -> Declared:
             if size is not None and size != expected:
                 refused.append(_said(key.replace("quant_algo", "group_size"), size, f"{given} has blocks of {expected}"))
     whole = layers.pop("", None)
+    for group in _objects(quantization, "config_groups"):
+        given = get(group, "weights")
+        if given and whole and _float_format(given) is None:
+            refused.append(
+                _said("config_groups.*.weights", given, f"not what quant_algo {quantization['quant_algo']} stores")
+            )
+        if _float_format(get(group, "input_activations")) == "nvfp4":
+            unread += _odd("config_groups.*.input_activations", group["input_activations"], dict(dynamic=(False,)))
     if whole and found["formats"] - {whole}:
         groups = ", ".join(sorted(found["formats"]))
         refused.append(_said("quant_algo", get(quantization, "quant_algo"), f"config_groups say {groups}"))
@@ -468,6 +487,11 @@ _QUARK_INPUTS = _QUARK_CODES | dict(is_dynamic=(True,), round_method=("half_even
 _QUARK_FORMATS = "expected null, or fp4, fp6_e2m3, fp6_e3m2 or fp8_e4m3 in groups of 32, or fp4 of 16"
 
 
+def _odd_spec(key: str, given: Any, read: Mapping[str, tuple]) -> list[str]:
+    scales = "float32" if _quark_format(given) == "nvfp4" else "e8m0"
+    return _odd(key, given[0] if isinstance(given, list) else given, read | dict(scale_format=(scales,)))
+
+
 def _read_quark(quantization: dict) -> Declared:
     whole = _typed(quantization, "global_quant_config", dict)
     weight, activations = _quark_format(get(whole, "weight")), _quark_format(get(whole, "input_tensors"))
@@ -480,13 +504,15 @@ def _read_quark(quantization: dict) -> Declared:
         if given and _quark_format(given) is None:
             unread.append(_said(f"{key}.input_tensors", given, _QUARK_FORMATS))
         elif given:
-            unread += _odd(f"{key}.input_tensors", given[0] if isinstance(given, list) else given, _QUARK_INPUTS)
+            unread += _odd_spec(f"{key}.input_tensors", given, _QUARK_INPUTS)
         for part in ("output_tensors", "bias"):
             if get(spec, part):
                 unread.append(_said(f"{key}.{part}", spec[part], "expected null"))
         codes = get(spec, "weight")
         if _quark_format(codes):
-            refused += _odd(f"{key}.weight", codes[0] if isinstance(codes, list) else codes, _QUARK_CODES)
+            refused += _odd_spec(f"{key}.weight", codes, _QUARK_CODES)
+        elif codes and spec is whole and not any(layers.values()):
+            refused.append(_said(f"{key}.weight", codes, _QUARK_FORMATS))
     if any(_quark_format(get(spec, "input_tensors")) != activations for spec in specs.values() if get(spec, "weight")):
         unread.append("input_tensors that differ between layers: expected the same for all")
     for name, spec in _typed(quantization, "layer_type_quant_config", dict).items():
@@ -524,7 +550,8 @@ _TORCHAO_CONFIG, _TORCHAO_MAPS = "MXDynamicActivationMXWeightConfig", ("FqnToCon
 
 
 def _read_torchao(quantization: dict) -> Declared:
-    given = get(quantization, "quant_type")
+    given = get(quantization, "quant_type") or {}
+    given = given if isinstance(given, dict) else {"default": given}
     default = get(given, "default")
     choices = [default] if default else []
     if get(default, "_type") in _TORCHAO_MAPS:  # configs by module; modules with none stay as they are
@@ -534,6 +561,9 @@ def _read_torchao(quantization: dict) -> Declared:
     said = [{key: get(each, "_data", key, "_data") for key in keys} for each in choices]
     kinds = [get(each, "_type") for each in choices if get(each, "_type") != _TORCHAO_CONFIG]
     unread = [_said("quant_type", kind, f"expected {_TORCHAO_CONFIG}") for kind in kinds]
+    for each in choices:
+        unread += _odd("quant_type", get(each, "_data"), dict(block_size=(32,)))
+    unread += [_said(f"quant_type.{key}", given[key], "expected default alone") for key in given if key != "default"]
     if given and not choices:
         unread.append(_said("quant_type", given, f"expected a default of {_TORCHAO_CONFIG}"))
     if any(each["activation_dtype"] is None for each in said) and not kinds:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mxref.checkpoints.dialects import DIALECTS, TORCHAO_DTYPES, Layout
+from mxref.checkpoints.dialects import CONTAINERS, DIALECTS, TORCHAO_DTYPES, Layout
 from mxref.checkpoints.files import Output
 from mxref.packing import to_layout
 
@@ -93,8 +93,7 @@ def quantization_configs(scheme: Scheme, skipped: Sequence[str]) -> tuple[dict |
 
 
 def _compressed_tensors(scheme: Scheme, skipped: list[str]) -> tuple[dict, None]:
-    containers = {"nvfp4": "nvfp4-pack-quantized", "mxfp4": "mxfp4-pack-quantized", "mxfp8_e4m3": "mxfp8-quantized"}
-    container = containers[scheme.format]
+    container = CONTAINERS[scheme.format]
     group = {
         "format": container,
         "targets": ["Linear"],
