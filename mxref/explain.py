@@ -54,9 +54,10 @@ class Explanation:
     def __str__(self) -> str:
         tensor = "" if self.tensor_scale is None else f", tensor scale {self.tensor_scale:.9g}"
         raw = "" if self.raw_scale is None else f"raw scale {self.raw_scale:.9g} -> "
+        why = ": a NaN or Inf makes the whole block NaN" if math.isnan(self.scale) and not math.isfinite(self.amax) else ""
         lines = [
             f"{self.format}, recipe {self.recipe}",
-            f"amax {self.amax:.9g}{tensor}, {raw}scale code 0x{self.scale_code:02X} = {self.scale:.9g}",
+            f"amax {self.amax:.9g}{tensor}, {raw}scale code 0x{self.scale_code:02X} = {self.scale:.9g}{why}",
             _ROW.format("x", "x / scale", "below", "above", "", "code", "value", "decoded", "error"),
         ]
         for e in self.elements:
@@ -100,8 +101,7 @@ def explain(
     x = x.detach().cpu()
     q, tensor = quantize_with_scale(x, format, recipe, tensor_scale, seed)
     raw_scale, numerators, divisor = _steps(x, q, tensor)
-    quotients = [_quotient(numerator, divisor) for numerator in numerators.tolist()]
-    columns = x.tolist(), quotients, q.codes.tolist(), dequantize(q).tolist()
+    columns = x.tolist(), [_quotient(n, divisor) for n in numerators.tolist()], q.codes.tolist(), dequantize(q).tolist()
     return Explanation(
         format=format.name,
         recipe=str(q.recipe),

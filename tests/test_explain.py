@@ -426,3 +426,13 @@ def test_explaining_leaves_the_input_alone():
     before = x.clone()
     mxref.explain(x, "nvfp4")
     assert_same_bits(x, before)
+
+
+@pytest.mark.parametrize("format, code", [("mxfp4", "0xFF"), ("nvfp4", "0x7F"), ("mxfp8_e5m2", "0xFF"), ("mxint8", "0xFF")])
+def test_a_block_that_is_nan_says_why(format, code):
+    why = f"scale code {code} = nan: a NaN or Inf makes the whole block NaN"
+    for odd in (math.nan, math.inf, -math.inf):
+        assert why in str(mxref.explain(torch.tensor([1.0, odd]), format)).splitlines()[1]
+    assert "makes the whole block" not in str(mxref.explain(torch.tensor([1.0, 2.0]), format))
+    if format != "nvfp4":  # whose scale stays finite by this recipe, as do the values that are
+        assert "makes the whole block" not in str(mxref.explain(torch.tensor([1.0, math.inf]), format, recipe="quark_even"))

@@ -5,11 +5,14 @@ import struct
 
 import pytest
 import torch
+
+pytest.importorskip("safetensors")
+
 from safetensors.torch import load_file, save_file
 
 import mxref
-from mxref.checkpoints import CheckpointError, convert_checkpoint, inspect_checkpoint, load_checkpoint
-from mxref.checkpoints.files import UnreadableError
+from mxref.checkpoints import CheckpointError, UnreadableError, convert_checkpoint, inspect_checkpoint, load_checkpoint
+from mxref.checkpoints.files import Shards
 from mxref.checkpoints.recode import dead_blocks, not_finite
 
 NAME = "m.q_proj.weight"
@@ -45,8 +48,9 @@ def found(path):
 
 MXFP8 = [
     ("compressed-tensors", "mxfp8_e4m3", NAME, (0x7F, 0xFF)),
-    ("quark", "mxfp8_e4m3", NAME, (0x7F, 0xFF)),
+    ("quark", "mxfp8_e4m3", NAME, (0x7F,)),
     ("modelopt", "mxfp8_e4m3", NAME, (0xFF,)),
+    ("torchao", "mxfp8_e5m2", "m.q_proj._weight_qdata", (0x7C, 0xFC, 0x7D, 0xFF)),
 ]
 
 
@@ -57,7 +61,8 @@ def test_a_code_that_is_nan_is_a_fault_with_its_count(to, format, codes, odd, tm
 
     assert found(checkpoint(tmp_path / "sound", to, format)) == []
     path = checkpoint(tmp_path / "odd", to, format, change)
-    assert found(path) == [("not finite", NAME, f"{len(odd)} of 512 are NaN or Inf")]
+    inf = [("implausible weights", NAME, "rms inf")] if 0x7C in odd else []
+    assert found(path) == [("not finite", NAME, f"{len(odd)} of 512 are NaN or Inf"), *inf]
 
 
 def test_nan_scales_and_nan_codes_are_counted_apart(tmp_path):
@@ -104,7 +109,7 @@ def test_a_zero_scale_over_codes_is_a_dead_block_and_over_zeros_is_none(to, tmp_
     ]
 
 
-def test_a_dead_block_may_be_short_or_in_a_stack(rng):
+def test_a_dead_block_may_be_short_or_in_a_stack():
     codes = torch.zeros(2, 3, 40, dtype=torch.uint8)
     codes[0, 1, 39], codes[1, 2, 3], codes[1, 0, 20] = 1, 9, 8
     scales = torch.zeros(2, 3, 3, dtype=torch.uint8)
@@ -129,11 +134,22 @@ def test_weights_of_a_model_in_floats_are_looked_at(dtype, tmp_path):
     assert found(tmp_path) == [("not finite", NAME, "3 of 300000 are NaN or Inf")]
 
 
-def test_inspect_reads_each_tensor_once(tmp_path, monkeypatch):
-    path, reads, read = checkpoint(tmp_path, format="mxfp8_e4m3"), [], mxref.checkpoints.files.Shards.read
-    monkeypatch.setattr(mxref.checkpoints.files.Shards, "read", lambda self, name: (reads.append(name), read(self, name))[1])
+@pytest.mark.parametrize("format", ["mxfp8_e4m3", "nvfp4"])
+def test_inspect_reads_each_tensor_once_and_copies_what_it_looks_at_all_over(format, tmp_path, monkeypatch):
+    """A file's memory that was looked at counts as the process's own: a copy is let go of, and memory holds one tensor."""
+    path, reads, read = checkpoint(tmp_path, format=format), {}, Shards.read
+
+    def recorded(self, name):
+        assert name not in reads
+        reads[name] = self.mapped
+        return read(self, name)
+
+    monkeypatch.setattr(Shards, "read", recorded)
     inspect_checkpoint(path)
-    assert sorted(reads) == sorted(load_file(path / "model.safetensors"))
+    assert reads == dict.fromkeys(load_file(path / "model.safetensors"), format == "nvfp4")
+    reads.clear()
+    inspect_checkpoint(tmp_path / "floats", dialect="plain")
+    assert reads == {NAME: False}
 
 
 # the command and its exit code

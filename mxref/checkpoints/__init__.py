@@ -6,7 +6,7 @@
 from mxref.checkpoints.checkpoint import Checkpoint, QuantizedWeight, load_checkpoint
 from mxref.checkpoints.convert import Conversion, convert_checkpoint
 from mxref.checkpoints.dialects import DIALECTS, Layout
-from mxref.checkpoints.files import CheckpointError
+from mxref.checkpoints.files import CheckpointError, UnreadableError
 from mxref.checkpoints.inspection import Finding, Inspection, inspect_checkpoint
 from mxref.checkpoints.recode import Change, Loss
 
@@ -21,6 +21,7 @@ __all__ = [
     "Layout",
     "Loss",
     "QuantizedWeight",
+    "UnreadableError",
     "convert_checkpoint",
     "inspect_checkpoint",
     "load_checkpoint",
