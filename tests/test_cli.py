@@ -575,7 +575,7 @@ def test_what_is_read_is_never_written(command, read, option, file, tmp_path, mo
 def test_a_file_in_the_place_of_one_that_is_not_whole_yet_is_left(tmp_path):
     (tmp_path / "r.json.part").write_text("precious")
     said = refusal(mxref_command("formats", "--json", tmp_path / "r.json"))
-    assert "r.json.part is in its place until it is whole, and exists already" in said
+    assert "it is written as r.json.part until it is whole, and that exists already" in said
     assert [path.read_text() for path in tmp_path.iterdir()] == ["precious"]
 
 
