@@ -68,7 +68,7 @@ def _writable(parameter: typer.CallbackParam, given: str | Path | None) -> str |
             part.touch(exist_ok=False)
             part.unlink()
     except FileExistsError:
-        _fail(f"{option}: {part.name} is in its place until it is whole, and exists already")
+        _fail(f"{option}: it is written as {part.name} until it is whole, and that exists already")
     except OSError as refusal:
         _fail(f"{option}: {refusal.strerror}")
     return given
@@ -837,7 +837,7 @@ def inspect_command(
     from mxref.checkpoints import inspect_checkpoint
 
     with _usage_errors(), _progress_bar("tensors") as on_progress:
-        _keep({"--json": json_file}, path if path.is_dir() else path.parent)
+        _keep({"--json": json_file}, path.parent if path.is_file() else path)
         inspection = inspect_checkpoint(path, dialect=dialect, on_progress=on_progress)
 
     def show() -> None:
@@ -923,15 +923,15 @@ def convert_command(
     .DIR.part beside it, by one run at a time. Only a run that is killed outright leaves that; then remove it.
 
     Exit code 0: written. 1: written, but blocks became zeros or lie outside of what the target's scales reach, or values
-    are finite no longer, or were NaN or Inf and are finite now. 2: refused, DIR is as it was. 130, 143: interrupted, DIR is
-    as it was.
+    are finite no longer, or were NaN or Inf and are finite now. 2: refused, DIR is as it was (unless it is stdout or FILE
+    that cannot be written, at the end). 130, 143: interrupted, DIR is as it was.
     """
     from mxref.checkpoints import convert_checkpoint
     from mxref.checkpoints.recode import HOW
 
     asked = {} if activations is None else {"activations": None if activations == "none" else activations}
     with _usage_errors(), _terminated(), mxref.use(*_chosen(backend)), _progress_bar("jobs") as on_progress, _untouched(out):
-        _keep({"--json": json_file}, path if path.is_dir() else path.parent)
+        _keep({"--json": json_file}, path.parent if path.is_file() else path)
         if json_file not in (None, "-") and out.resolve() in Path(json_file).resolve().parents:
             raise ValueError(f"--json={json_file!r} lies in --out, which is made anew: expected another place")
         conversion = convert_checkpoint(

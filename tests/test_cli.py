@@ -541,6 +541,52 @@ def test_a_file_that_may_be_written_is_left_as_it_is_until_the_end(tmp_path):
     assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize(
+    "command, read, option, file",
+    [
+        (("inspect", "model"), "model", "--json", "model/config.json"),
+        (("inspect", "model"), "model", "--json", "link.json"),
+        (("inspect", "model/model.safetensors"), "model", "--json", "model/config.json"),
+        (("convert", "model", "--to", "quark", "--out", "out"), "model", "--json", "model/model.safetensors"),
+        (("eval", "model"), "model", "--json", "model/config.json"),
+        (("eval", "model"), "model", "--csv", "other/../model/model.safetensors"),
+        (("eval", "model", "--against", "other"), "other", "--plot", "other/config.png"),
+        (("eval", "model", "--text", "text.txt"), "text.txt", "--json", "text.txt"),
+        (("eval", "model", "--ids", "ids.json"), "ids.json", "--csv", "ids.json"),
+        (("eval", "model", "--tokenizer", "other"), "other", "--json", "other/config.png"),
+        (("compare", "x.npy", "--recipes", "ocp,nvidia"), "x.npy", "--json", "x.npy"),
+        (("verify", "reference", "--known-failures", "known"), "known", "--json", "known"),
+        (("verify", "reference", "--known-failures", "known"), "known", "--html", "known"),
+    ],
+)
+def test_what_is_read_is_never_written(command, read, option, file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = ("model/config.json", "model/model.safetensors", "other/config.png", "text.txt", "ids.json", "x.npy", "known")
+    for name in given:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("precious")
+    (tmp_path / "link.json").symlink_to("model/config.json")
+    said = refusal(mxref_command(*command, option, file))
+    assert said == f"error: {option}={file!r} would replace a file of {read!r}, which is read\n"
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) == len(given) + 1 and all(path.read_text() == "precious" for path in files)
+
+
+def test_a_file_in_the_place_of_one_that_is_not_whole_yet_is_left(tmp_path):
+    (tmp_path / "r.json.part").write_text("precious")
+    said = refusal(mxref_command("formats", "--json", tmp_path / "r.json"))
+    assert "it is written as r.json.part until it is whole, and that exists already" in said
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["precious"]
+
+
+def test_a_report_does_not_go_into_a_folder_that_is_replaced(tmp_path):
+    (tmp_path / "out").mkdir()
+    command = ("convert", "no-such", "--to", "quark", "--out", tmp_path / "out", "--force")
+    assert "r.json' lies in --out, which is made anew" in refusal(
+        mxref_command(*command, "--json", tmp_path / "out" / "r.json")
+    )
+
+
 def test_without_a_terminal_every_line_is_whole():
     """No cell, title or footer is cut or wrapped, whatever the width that the environment says."""
     for command in (("recipes",), ("formats",), ("formats", "nvfp4"), ("recipes", "nvidia"), ("kernels",)):
@@ -583,6 +629,29 @@ def test_the_program_complains_about_its_usage_in_one_line(arguments):
     result = program(*arguments)
     assert result.returncode == 2 and result.stdout == ""
     assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+
+
+UNWRITABLE = """
+import os, sys
+from mxref.cli import run
+for place, *options in (("full",), ("full", "--json", "-"), ("unread",), ("closed",)):
+    child = os.fork()
+    if not child:
+        reader, writer = os.pipe()
+        os.close(reader)
+        os.dup2(os.open("/dev/full", os.O_WRONLY) if place == "full" else writer, 1)
+        sys.stdout = None if place == "closed" else open(1, "w", closefd=False)
+        sys.argv = ["mxref", "formats", *options]
+        run()
+    print(place, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=sys.stderr, flush=True)
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a full disk is played as Linux does it")
+def test_a_stdout_that_takes_nothing_ends_in_a_line_or_quietly_if_nobody_reads():
+    said = program(code=UNWRITABLE).stderr.splitlines()
+    full, closed = ["error: stdout: No space left on device", "full 2"], ["error: stdout is closed", "closed 2"]
+    assert said == 2 * full + ["unread 141"] + closed
 
 
 def test_the_program_says_its_version_and_without_arguments_its_help():

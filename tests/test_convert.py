@@ -1084,6 +1084,16 @@ def test_two_conversions_to_one_place_never_run_at_once(tmp_path):
         assert leftovers(tmp_path) == ["out"] and load_checkpoint(tmp_path / "out").formats == ("mxfp4",)
 
 
+def test_a_place_that_is_taken_after_the_look_is_taken(tmp_path, monkeypatch):
+    from mxref.checkpoints import convert as module
+
+    make_plan = module.make_plan
+    monkeypatch.setattr(module, "make_plan", lambda *given: (tmp_path / ".out.part").mkdir() or make_plan(*given))
+    with pytest.raises(ValueError, match="another conversion writes there"):
+        convert_checkpoint(BASE, tmp_path / "out", to="quark", format="mxfp4")
+    assert leftovers(tmp_path) == [".out.part"]
+
+
 def test_what_a_killed_run_left_is_looked_at_by_people(tmp_path):
     for name in (".out.old", ".out.part"):
         (tmp_path / name).mkdir()
@@ -1254,6 +1264,30 @@ def test_the_command_ends_in_2_on_bad_use_and_writes_nothing(convert, tmp_path):
     for arguments in cases:
         result = convert(*arguments)
         assert result.exit_code == 2 and result.stderr.startswith("error: ") and leftovers(tmp_path) == [], arguments
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_command_says_what_an_interrupt_came_too_late_for(whole, convert, tmp_path, monkeypatch):
+    import mxref.checkpoints
+
+    def interrupted(path, out, **others):
+        if whole:
+            out.mkdir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(mxref.checkpoints, "convert_checkpoint", interrupted)
+    result = convert(BASE, "--to", "quark", "--out", tmp_path / "out")
+    written = "the whole checkpoint was written already" if whole else "nothing was written"
+    assert result.exit_code == 130 and result.stderr == f"error: interrupted: {written} at {tmp_path / 'out'}\n"
+
+
+def test_the_command_shows_the_first_of_many_notes(convert, tmp_path):
+    odd = [f"a.{i}.x_proj.weight" for i in range(10)]
+    path = copy(BASE, tmp_path / "c", lambda tensors: tensors.update({name: torch.ones(64) for name in odd}))
+    arguments = (path, "--to", "quark", "--format", "mxfp4", "--out", tmp_path / "out", "--json", tmp_path / "r.json")
+    shown = convert(*arguments).stdout
+    assert shown.count("is no weight of a linear") == 8 and "... and 2 more notes; --json has all" in shown
+    assert all(any(note.startswith(name) for note in json.loads((tmp_path / "r.json").read_text())["notes"]) for name in odd)
 
 
 def test_the_command_leaves_losses_unmeasured_if_asked(convert, tmp_path):
