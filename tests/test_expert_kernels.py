@@ -71,6 +71,30 @@ assert same(mxref.combine(terms, out_dtype=torch.bfloat16), whole[:9])
 print("the same")
 """
 
+EVALUATED = """
+from benchmarks.eval_gpu import evaluated, record
+from benchmarks.records import read
+from mxref.models.report import json_text
+
+report, found = evaluated("triton", "{device}", others=False, tokens=4, window=2, formats=["mxfp4"])
+settings = ("mxfp4 / bf16", "mxfp4 / mxfp4")
+assert [(layer.setting, layer.layer, layer.calls, layer.tokens) for layer in found] == [
+    (setting, number, 1, 4) for setting in settings for number in range(4)
+]
+assert all(layer.equal and layer.by == "triton" for layer in found), found
+rows = read("eval-here.json", json_text(record(report, report, found, "a commit")))
+assert [row.values.get("tokens_compared") for row in rows] == [None, 16, 16]
+assert [row.values.get("equal") for row in rows] == [None, True, True]
+print("the same")
+"""
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_layers_of_an_evaluation_have_the_bits_of_the_reference(device):
+    """What reaches them in the embedded model, rather than what a test makes up."""
+    pytest.importorskip("transformers")
+    says_the_same(EVALUATED, device)
+
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("script", [INVARIANT, CHAINS], ids=["blockwise", "weight-only"])

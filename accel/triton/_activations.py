@@ -133,3 +133,20 @@ def activate(x, pattern, up, table_ptr, alpha, limit, NAME: tl.constexpr, GATED:
 def activated(x, pattern, up, table_ptr, alpha, limit, NAME: tl.constexpr, GATED: tl.constexpr, STORED: tl.constexpr):
     """`activate`, rounded as it would be stored."""
     return widen(narrow_or_nan(activate(x, pattern, up, table_ptr, alpha, limit, NAME, GATED, STORED), STORED))
+
+
+@triton.jit
+def load_row(
+    start, k, present, k_size, table_ptr, alpha, limit, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
+    INTERLEAVED: tl.constexpr, STORED: tl.constexpr,
+):  # fmt: skip
+    """Float32: elements `k` of the row at `start`, of `k_size`, or of the activation of its gates and ups, as stored."""
+    if ACTIVATION == "none":
+        return widen(tl.load(start + k, mask=present, other=0))
+    else:
+        gate_k = k * 2 if INTERLEAVED else k
+        gate = tl.load(start + gate_k, mask=present, other=0)
+        up = widen(gate)
+        if GATED:
+            up = widen(tl.load(start + (gate_k + 1 if INTERLEAVED else gate_k + k_size), mask=present, other=0))
+        return activated(widen(gate), pattern_of(gate), up, table_ptr, alpha, limit, ACTIVATION, GATED, STORED)

@@ -26,7 +26,7 @@ The latter two are right where all scales of a tile are in a known range. If not
 import triton
 import triton.language as tl
 
-from accel.triton._activations import activated, pattern_of
+from accel.triton._activations import load_row
 from accel.triton._blocks import combined
 from accel.triton._tiles import (
     INF,
@@ -55,15 +55,8 @@ def chain_rows_kernel(
     k = (tl.program_id(1) * GROUP + block)[None, :] * SIZE + unit[:, None]
     present = k < k_size
     start = x_ptr + row * x_row
-    if ACTIVATION == "none":
-        x = widen(tl.load(start + k, mask=present, other=0))
-    else:
-        gate_k = k * 2 if INTERLEAVED else k
-        gate = tl.load(start + gate_k, mask=present, other=0)
-        up = widen(gate)
-        if GATED:
-            up = widen(tl.load(start + (gate_k + 1 if INTERLEAVED else gate_k + k_size), mask=present, other=0))
-        x = activated(widen(gate), pattern_of(gate), up, None, alpha, limit, ACTIVATION, GATED, STORED)
+    x = load_row(start, k, present, k_size, None, alpha, limit, ACTIVATION, GATED, INTERLEAVED, STORED)
+    if ACTIVATION != "none":
         x = tl.where(present, x, 0.0)
     start = out_ptr + row * out_row + tl.program_id(1) * (SIZE * GROUP)
     tl.store(start + unit[:, None] * GROUP + block[None, :], x.to(tl.float64) * ROWS_SHIFT)

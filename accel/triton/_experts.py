@@ -10,7 +10,7 @@ enter unscaled, and the power of two comes afterwards in two exact halves, as in
 import triton
 import triton.language as tl
 
-from accel.triton._activations import activated, pattern_of
+from accel.triton._activations import load_row
 from accel.triton._blocks import multiplier, raw_scale, scales_of
 from accel.triton._packing import spread
 from accel.triton._tiles import (
@@ -71,18 +71,9 @@ def quantize_rows_kernel(
     k = tl.arange(0, BLOCKS)[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
     present = k < k_size
     start = x_ptr + row // ROWS_A_SOURCE * x_row
-    if ACTIVATION == "none":
-        loaded = tl.load(start + k, mask=present, other=0)
-        x = widen(loaded)
-        if WEIGHTED:
-            x = widen(narrow(x * tl.load(weights_ptr + row), STORED))
-    else:
-        gate_k = k * 2 if INTERLEAVED else k
-        gate = tl.load(start + gate_k, mask=present, other=0)
-        up = widen(gate)
-        if GATED:
-            up = widen(tl.load(start + (gate_k + 1 if INTERLEAVED else gate_k + k_size), mask=present, other=0))
-        x = activated(widen(gate), pattern_of(gate), up, table_ptr, alpha, limit, ACTIVATION, GATED, STORED)
+    x = load_row(start, k, present, k_size, table_ptr, alpha, limit, ACTIVATION, GATED, INTERLEAVED, STORED)
+    if WEIGHTED and ACTIVATION == "none":
+        x = widen(narrow(x * tl.load(weights_ptr + row), STORED))
 
     magnitude = bits_of(x) & MAGNITUDE
     amax = tl.max(magnitude, axis=1)
@@ -324,10 +315,10 @@ def sums_of_blocks(
     PAIRED: tl.constexpr, POWER_OF_TWO: tl.constexpr, SCALE_NAN: tl.constexpr, SCALE_MANTISSA: tl.constexpr,
     SCALE_UNBIAS: tl.constexpr, BITS: tl.constexpr, MANTISSA: tl.constexpr, MAX: tl.constexpr, MAX_CODE: tl.constexpr,
     SIGN_SHIFT: tl.constexpr, INTEGER: tl.constexpr, UNBIAS: tl.constexpr, EVEN: tl.constexpr, HALF: tl.constexpr,
+    TWO: tl.constexpr,
 ):  # fmt: skip
     """Float32 `[BN, BM]`: from +0, the exact dot of each block of `G` elements with its scales, added in ascending K.
-    And the lowest and highest E8M0 codes of the weights."""
-    TWO: tl.constexpr = PAIRED and G < PAIRED_SIZE and NB > 1
+    And the lowest and highest E8M0 codes of the weights. `TWO`: blocks are multiplied two at a time."""
     acc = tl.zeros((BN, BM), tl.float32)
     x_place = x_place[:, None] + tl.arange(0, NB * G)[None, :]
     lowest, highest = tl.full((BN, NB), 127, tl.int32), tl.full((BN, NB), 127, tl.int32)
@@ -454,6 +445,7 @@ def experts_product_kernel(
         expert = tl.load(tiles_ptr + 3 * place)
         start = tl.load(tiles_ptr + 3 * place + 1)
         count = tl.load(tiles_ptr + 3 * place + 2)
+    TWO: tl.constexpr = PAIRED and G < PAIRED_SIZE and NB > 1
     if count > 0:
         e = expert.to(tl.int64)
         row = tl.minimum(n, n_size - 1).to(tl.int64)
@@ -474,19 +466,19 @@ def experts_product_kernel(
                 row_ptr, scale_ptr, x_place, x_scale_place, x_safe == 1, row_bytes, k_blocks, part_stride, True, OPERAND,
                 STAGES, BN, BM, NB, G, SIZE, X_SIZE, X_POWER_OF_TWO, PARTS, SPLIT, PAIRED, POWER_OF_TWO, SCALE_NAN,
                 SCALE_MANTISSA, SCALE_UNBIAS, BITS, MANTISSA, MAX, MAX_CODE, SIGN_SHIFT, INTEGER, UNBIAS, EVEN, HALF,
+                TWO,
             )  # fmt: skip
             if POWER_OF_TWO or X_POWER_OF_TWO:
                 safe = tl.min(x_safe, axis=0) == 1
                 if POWER_OF_TWO:
                     safe = safe & (tl.min(tl.min(lowest, axis=1), axis=0) >= SAFE_LOW)
                     safe = safe & (tl.max(tl.max(highest, axis=1), axis=0) <= SAFE_HIGH)
-                FEW: tl.constexpr = 2 if PAIRED and G < PAIRED_SIZE and NB > 1 else 1
                 if safe == 0:  # what was computed means nothing: again, unscaled
                     acc, _lowest, _highest = sums_of_blocks(
                         row_ptr, scale_ptr, x_place, x_scale_place, x_safe == 1, row_bytes, k_blocks, part_stride, False,
-                        OPERAND, 1, BN, BM, FEW, G, SIZE, X_SIZE, X_POWER_OF_TWO, PARTS, SPLIT, PAIRED, POWER_OF_TWO,
-                        SCALE_NAN, SCALE_MANTISSA, SCALE_UNBIAS, BITS, MANTISSA, MAX, MAX_CODE, SIGN_SHIFT, INTEGER,
-                        UNBIAS, EVEN, HALF,
+                        OPERAND, 1, BN, BM, 2 if TWO else 1, G, SIZE, X_SIZE, X_POWER_OF_TWO, PARTS, SPLIT, PAIRED,
+                        POWER_OF_TWO, SCALE_NAN, SCALE_MANTISSA, SCALE_UNBIAS, BITS, MANTISSA, MAX, MAX_CODE, SIGN_SHIFT,
+                        INTEGER, UNBIAS, EVEN, HALF, TWO,
                     )  # fmt: skip
             finish_slots(
                 acc, slot, present, e, row, n, n_size, X_OF_SLOTS, x_stored_ptr, w_stored_ptr, bias_ptr, router_ptr, out_ptr,

@@ -217,6 +217,29 @@ def evaluation() -> str:
     return table(header, rows, "lllrrrr")
 
 
+def evaluation_on_gpus() -> str:
+    """Records of `benchmarks.eval_gpu`, if there are any: the same rows on a GPU and on the CPU, and whether every layer of
+    experts gave the reference's bits."""
+    parts = []
+    for path in sorted(RESULTS.glob("eval-*.json")):
+        data = record(path.stem)
+        if "expert_layers" not in data:
+            continue
+        rows = [
+            (
+                row["weights"],
+                row["activations"],
+                f"{row['bits_per_byte']:.4f}",
+                f"{row['cpu_bits_per_byte']:.4f}",
+                {True: "yes", False: "no", None: ""}[row.get("equal")],
+            )
+            for row in data["rows"]
+        ]
+        header = ("weights", "activations", "bits/byte", "on the CPU", "experts have the reference's bits")
+        parts.append(f"On {data['device']}:\n\n{table(header, rows, 'llrrl')}\n\n{source(path.stem)}")
+    return "\n\n".join(parts)
+
+
 def evaluated_model() -> str:
     """What was evaluated, in a sentence."""
     data = record("eval-embedded-cpu")
