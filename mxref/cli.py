@@ -6,7 +6,9 @@ stdout, instead of the text for people).
 """
 
 import contextlib
+import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -37,6 +39,7 @@ NEGATIVE, BAD_USAGE, INTERRUPTED = 1, 2, 130
 PLAIN_WIDTH = 1 << 20  # columns where the output is no terminal: nothing is wrapped
 MOST_WORKERS = 8  # that share the cores of a CPU; each holds half a gigabyte
 FINDINGS_SHOWN = 8  # of each kind in a table; JSON has them all
+TORCHAO_SAYS = (r"Skipping import of cpp extensions", r"Failed to load .*_C.*\.so", r"<enum .*> is an Enum subclass")
 PLOT_TYPES = (".png", ".svg", ".pdf", ".jpg", ".eps")
 
 app = typer.Typer(
@@ -286,7 +289,7 @@ def evaluate_command(
     elif activations is not None:
         asked["activations"] = _names(activations)
     computing = mxref.use(*_chosen(backend), check=check)
-    with _usage_errors(), computing, _quiet_transformers(), _progress_bar("windows") as on_progress:
+    with _usage_errors(), computing, _quiet_transformers(), _quiet_torchao(), _progress_bar("windows") as on_progress:
         try:
             report = evaluation(
                 model,
@@ -374,6 +377,23 @@ def _quiet_transformers() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def _quiet_torchao() -> Iterator[None]:
+    """Keep off the terminal what importing torchao, as transformers does, says where it was built for another torch."""
+
+    def keeps(record: logging.LogRecord) -> bool:
+        return not any(re.match(known, record.getMessage()) for known in TORCHAO_SAYS)
+
+    loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
+    for logger in loggers:
+        logger.addFilter(keeps)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(keeps)
 
 
 @app.command("formats")
