@@ -6,7 +6,9 @@ away. `--json FILE` writes what a command found for machines (`-`: to stdout, in
 """
 
 import contextlib
+import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,6 +29,8 @@ from mxref.models.report import EvaluationReport, json_text
 from mxref.recipes import RECIPES
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from mxref.checkpoints import Change, Finding
     from mxref.commands.bench import Timing
     from mxref.conformance.report import Outcome
@@ -35,6 +39,7 @@ NEGATIVE, BAD_USAGE, INTERRUPTED, UNREAD = 1, 2, 130, 141
 PLAIN_WIDTH = 1 << 20  # columns where the output is no terminal: nothing is wrapped
 MOST_WORKERS = 8  # that share the cores of a CPU; each holds half a gigabyte
 FINDINGS_SHOWN = 8  # of each kind in a table; JSON has them all
+TORCHAO_SAYS = (r"Skipping import of cpp extensions", r"Failed to load .*_C.*\.so", r"<enum .*> is an Enum subclass")
 PLOT_TYPES = (".png", ".svg", ".pdf", ".jpg", ".eps")
 
 app = typer.Typer(
@@ -190,8 +195,11 @@ def _table(title: str | None, *headings: str) -> Table:
 
 
 def _chosen(backend: str | None) -> list[str]:
-    """What `mxref.use` takes for `--backend`."""
-    return [] if backend is None else [backend]
+    """What `mxref.use` takes for `--backend`, whose kernels can be loaded."""
+    if backend is None:
+        return []
+    _check_loads(backend)
+    return [backend]
 
 
 def _names(given: str) -> list[str]:
@@ -311,7 +319,7 @@ def evaluate_command(
     computing = mxref.use(*_chosen(backend), check=check)
     with _usage_errors():
         _keep({"--json": json_file, "--csv": csv_file, "--plot": plot_file}, model, against, text, tokenizer, ids)
-    with _usage_errors(), computing, _quiet_transformers(), _progress_bar("windows") as on_progress:
+    with _usage_errors(), computing, _quiet_transformers(), _quiet_torchao(), _progress_bar("windows") as on_progress:
         try:
             report = evaluation(
                 model,
@@ -399,6 +407,23 @@ def _quiet_transformers() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def _quiet_torchao() -> Iterator[None]:
+    """Keep off the terminal what importing torchao, as transformers does, says where it was built for another torch."""
+
+    def keeps(record: logging.LogRecord) -> bool:
+        return not any(re.match(known, record.getMessage()) for known in TORCHAO_SAYS)
+
+    loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
+    for logger in loggers:
+        logger.addFilter(keeps)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(keeps)
 
 
 @app.command("formats")
@@ -598,29 +623,40 @@ def compare_command(
 
 @app.command("kernels")
 def kernels_command(json_file: JsonOption = None) -> None:
-    """The kernels that installed packages offer: where they run, what they promise, what they refuse and why."""
+    """The kernels that installed packages offer: where they run, what they promise, what they refuse and why.
+
+    A kernel that cannot be used is listed with what is wrong with it; the exit code is 0 all the same.
+    """
     from mxref import registry
 
-    facts = [_kernel_facts(op, backend) for op, backend in registry.offers()]
+    with contextlib.redirect_stdout(sys.stderr):  # what other projects' modules print is no part of the list
+        ending = _ending_modules(_foreign_offers())
+        facts = [_kernel_facts(op, backend, ending.get(f"{op}.{backend}")) for op, backend in registry.offers()]
     table = _table(None, *_KERNEL_COLUMNS)
     for row in facts:
-        table.add_row(*[row[name] for name in _KERNEL_COLUMNS[:-1]], "\n".join(row["refuses"]) or "-")
+        table.add_row(*[escape(row[name]) for name in _KERNEL_COLUMNS[:-1]], escape("\n".join(row["refuses"])) or "-")
     _deliver(json_file, facts, lambda: _print(table))
 
 
 _KERNEL_COLUMNS = ("op", "backend", "formats", "dtypes", "devices", "contract", "here", "refuses")
 
 
-def _kernel_facts(op: str, backend: str) -> dict[str, str | list[str]]:
+def _kernel_facts(op: str, backend: str, ending: str | None) -> dict[str, str | list[str]]:
+    """A row of the list; `ending`: what importing the kernel does to a process that it ends."""
     from mxref import registry
     from mxref.conformance.refusals import refusals
 
     facts = {**dict.fromkeys(_KERNEL_COLUMNS, "-"), "op": op, "backend": backend, "refuses": []}
+    if ending is not None:
+        return {**facts, "here": f"broken: {ending}"}
     try:
         kernel = registry.kernel(op, backend)
+    except RuntimeError as broken:  # a package's fault, to be listed like any other
+        return {**facts, "here": f"broken: {' '.join(str(broken).split())}"}
+    try:
         here = kernel.requires() or "runs"
-    except (Exception, SystemExit) as broken:  # a package's fault, to be listed like any other
-        return {**facts, "here": f"{type(broken).__name__}: {broken}"}
+    except (Exception, SystemExit) as broken:
+        here = f"broken: requires raises {type(broken).__name__}: {' '.join(str(broken).split())}"
     return {
         **facts,
         "formats": "any" if kernel.formats is None else ", ".join(kernel.formats),
@@ -635,29 +671,56 @@ def _kernel_facts(op: str, backend: str) -> dict[str, str | list[str]]:
 def _check_loads(backend: str) -> None:
     """End with bad usage if a kernel of `backend` cannot be loaded; another project's is first loaded by another process,
     which it may end."""
+    from mxref import registry
+    from mxref.conformance.settings import settings_kept
+
+    if backend not in {offered for _, offered in registry.offers()}:
+        return
+    try:
+        with mxref.use(backend):
+            ending = _ending_modules([offer for offer in _foreign_offers() if offer.name.endswith(f".{backend}")])
+        if not ending:
+            with settings_kept(f"importing the kernels of {backend}"):
+                registry.kernels(backend)
+    except RuntimeError as broken:
+        _fail(" ".join(str(broken).split()))
+    for said in ending.values():
+        _fail(said)
+
+
+def _foreign_offers() -> list["EntryPoint"]:
+    """The entry points of other projects' kernels."""
     from importlib.metadata import entry_points
 
     from mxref import registry
 
-    try:
-        if backend in registry.backends():
-            offers = [offer for offer in entry_points(group=registry.GROUP) if offer.name.endswith(f".{backend}")]
-            if any(offer.dist is not None and offer.dist.name != "mxref" for offer in offers):
-                _check_survives(offers)
-            registry.kernels(backend)
-    except RuntimeError as broken:
-        _fail(" ".join(str(broken).split()))
+    return [o for o in entry_points(group=registry.GROUP) if o.dist is not None and o.dist.name != "mxref"]
 
 
-def _check_survives(offers: list) -> None:
-    """End with bad usage if a process ends that imports what `offers` name."""
-    modules = sorted({offer.module for offer in offers})
-    script = "import contextlib, importlib, sys\nfor name in sys.argv[1:]:\n    with contextlib.suppress(BaseException):\n"
-    script += "        importlib.import_module(name)\nprint('alive')\n"
+def _ending_modules(offers: Sequence["EntryPoint"]) -> dict[str, str]:
+    """By the name of an offer what importing its module does, of those whose import ends a process."""
+    modules = {offer.name: offer.value.partition(":")[0] for offer in offers}
+    waiting, codes = sorted(set(modules.values())), {}
+    while waiting:
+        begun, code = _imported(waiting)
+        if code is None:
+            break
+        codes[waiting[begun - 1]] = code
+        waiting = waiting[begun:]
+    ended = "importing it ended the process, with exit code"
+    return {name: f"{module}: {ended} {codes[module]}" for name, module in modules.items() if module in codes}
+
+
+def _imported(modules: Sequence[str]) -> tuple[int, int | None]:
+    """How many of `modules` another process began to import, one after the other, and its exit code if one ended it."""
+    script = "import contextlib, importlib, os, sys\ntold = os.dup(1)\nos.dup2(2, 1)\nfor name in sys.argv[1:]:\n"
+    script += (
+        "    os.write(told, b'.')\n    with contextlib.suppress(BaseException):\n        importlib.import_module(name)\n"
+    )
+    script += "os.write(told, b'!')\nos._exit(0)\n"
     path = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     found = subprocess.run([sys.executable, "-c", script, *modules], env=path, capture_output=True)
-    if not found.stdout.rstrip().endswith(b"alive"):
-        _fail(f"{', '.join(modules)}: importing it ended the process, with exit code {found.returncode}")
+    return found.stdout.count(b"."), None if found.stdout.endswith(b"!") else found.returncode
 
 
 @app.command("verify")

@@ -72,6 +72,13 @@ class Kernel:
     def __post_init__(self):
         if self.contract not in CONTRACTS:
             raise ValueError(f"contract={self.contract!r}: expected one of {', '.join(CONTRACTS)}")
+        for name in ("requires", "accepts"):
+            if not callable(getattr(self, name)):
+                raise TypeError(f"{name}={getattr(self, name)!r}: expected a function")
+        for name, kind in (("devices", str), ("dtypes", torch.dtype)):
+            given = getattr(self, name)
+            if not isinstance(given, tuple) or not all(isinstance(item, kind) for item in given):
+                raise TypeError(f"{name}={given!r}: expected a tuple of {kind.__name__}")
 
 
 @dataclass(frozen=True)
@@ -166,7 +173,7 @@ def use(*backends: str, strict: bool = False, check: bool = False) -> Iterator[N
 
     `strict`: raise RuntimeError with every reason where no kernel takes a call, instead of running the reference.
     `check`: run the reference too and raise AssertionError at the first differing bit. Raises ValueError for a backend
-    that no installed package offers.
+    that no installed package offers, RuntimeError for one whose entry points cannot be kernels'.
 
     >>> with use():
     ...     pass
@@ -231,11 +238,11 @@ def selected() -> tuple[str, ...]:
 
 def backends() -> tuple[str, ...]:
     """Names of the backends that installed packages offer."""
-    return tuple(sorted({backend for _, backend in _offers()}))
+    return tuple(sorted({backend for (_, backend), offer in _offers().items() if not isinstance(offer, str)}))
 
 
 def offers() -> tuple[tuple[str, str], ...]:
-    """The (op, backend) of every kernel that installed packages offer, loaded or not."""
+    """The (op, backend) of every kernel that installed packages offer, loaded or not, also of those that are broken."""
     return tuple(sorted(_offers()))
 
 
@@ -251,37 +258,48 @@ def kernel(op: str, backend: str) -> Kernel | None:
 
     Raises RuntimeError, with the cause, if it cannot be imported or is not what its entry point says.
     """
+    offer = _offers().get((op, backend))
+    if isinstance(offer, str):
+        raise RuntimeError(offer)
     _check_op(op)
     _check_backend(backend)
-    offer = _offers().get((op, backend))
     if offer is None:
         return None
     source = f"kernel {op}.{backend} ({offer.value}, from {_package(offer)})"
     try:
         found = offer.load()
-    except (Exception, SystemExit) as failure:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as failure:  # a module may ask to exit, or a test in it to be skipped
         raise RuntimeError(f"{source} cannot be loaded: {type(failure).__name__}: {failure}") from failure
     if not isinstance(found, Kernel):
         raise RuntimeError(f"{source} is a {type(found).__name__}: expected a mxref.registry.Kernel")
     if (found.op, found.backend) != (op, backend):
         raise RuntimeError(f"{source} says that it is {found.op}.{found.backend}")
-    expected, given = _parameters(OPS[op]), _parameters(found.function)
+    try:
+        expected, given = _parameters(OPS[op]), _parameters(found.function)
+    except (TypeError, ValueError) as failure:  # of no function, or of one that is not written in Python
+        raise RuntimeError(f"{source}: {failure}") from failure
     if expected != given:
         raise RuntimeError(f"{source} has the signature {given}: expected that of mxref's {op}, {expected}")
     return found
 
 
 @functools.cache
-def _offers() -> dict[tuple[str, str], EntryPoint]:
-    """The entry points of all installed packages by (op, backend)."""
-    found: dict[tuple[str, str], EntryPoint] = {}
+def _offers() -> dict[tuple[str, str], EntryPoint | str]:
+    """The entry points of all installed packages by (op, backend); what is wrong with one, where it can be no kernel's."""
+    found: dict[tuple[str, str], EntryPoint | str] = {}
     for offer in entry_points(group=GROUP):
         op, _, backend = offer.name.partition(".")
-        if not op or not backend or "." in backend or backend == REFERENCE:
-            raise RuntimeError(f"entry point {offer.name!r} of {_package(offer)}: expected a name <op>.<backend>")
         other = found.setdefault((op, backend), offer)
-        if (other.value, _package(other)) != (offer.value, _package(offer)):
-            raise RuntimeError(f"{_package(other)} and {_package(offer)} both offer {offer.name}: uninstall one of them")
+        if not op or not backend or "." in backend or backend == REFERENCE:
+            found[op, backend] = f"entry point {offer.name!r} of {_package(offer)}: expected a name <op>.<backend>"
+        elif op not in OPS:
+            known = ", ".join(sorted(OPS))
+            found[op, backend] = f"entry point {offer.name!r} of {_package(offer)}: op={op!r}: expected one of {known}"
+        elif not isinstance(other, str) and (other.value, _package(other)) != (offer.value, _package(offer)):
+            both = f"{_package(other)} and {_package(offer)}"
+            found[op, backend] = f"{both} both offer {offer.name}: uninstall one of them"
     return found
 
 
@@ -302,6 +320,9 @@ def _check_op(name: str) -> None:
 
 
 def _check_backend(name: str) -> None:
+    for (_, backend), offer in _offers().items():
+        if backend == name and isinstance(offer, str):
+            raise RuntimeError(offer)
     if name not in backends():
         raise ValueError(f"backend={name!r}: expected one of {', '.join(backends()) or '(no package offers kernels)'}")
 
@@ -369,9 +390,18 @@ def _checked(kernel: Kernel, *args, **kwargs) -> Any:
     return actual
 
 
+def flushes_subnormals() -> bool:
+    """Whether this thread flushes subnormal numbers to zero.
+
+    >>> flushes_subnormals()
+    False
+    """
+    return _SUBNORMAL * 1.0 == 0.0
+
+
 def require_subnormals() -> None:
     """Raise RuntimeError if this thread flushes subnormal numbers to zero: no bit could be promised."""
-    if _SUBNORMAL * 1.0 == 0.0:
+    if flushes_subnormals():
         raise RuntimeError(
             "subnormal numbers are being flushed to zero on this thread; mxref's results are defined with IEEE 754 "
             "subnormals: call torch.set_flush_denormal(False)"

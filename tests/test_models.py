@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import logging
 import math
 import statistics
 import subprocess
@@ -354,6 +355,7 @@ def test_numbers_are_those_of_a_window_by_window_loop_in_float64():
     assert baseline.bits_per_byte == pytest.approx(sum(base) / math.log(2) / sum(size), **close)
     assert row.bits_per_byte == pytest.approx(sum(found) / math.log(2) / sum(size), **close)
     assert row.change == pytest.approx(row.bits_per_byte - baseline.bits_per_byte, abs=1e-12)
+    assert baseline.bits_per_token == pytest.approx(sum(base) / math.log(2) / 90, **close)
     assert baseline.perplexity == pytest.approx(math.exp(baseline.bits_per_byte * math.log(2) * sum(size) / 90))
     assert report.scored_bytes == sum(size)
 
@@ -477,6 +479,38 @@ def test_reports_are_written_as_json_csv_text_and_plot(tmp_path):
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="nosuch"):
         report.plot(tmp_path / "plot.nosuch")
+
+
+def test_a_report_without_text_says_bits_per_token_and_leaves_out_what_says_nothing():
+    report = evaluate(tiny_model("mixtral"), ids="random", formats=["mxint8"], activations=["none"], window=16, tokens=64)
+    written = json.loads(report.to_json())
+    assert report.unit == "token" and "bits_per_token" in written["conventions"]
+    for row, found in zip(report.rows, written["rows"]):
+        assert found["bits_per_byte"] is None and found["bits_per_token"] == row.bits
+        assert row.bits == pytest.approx(math.log2(row.perplexity))
+    only_stored = replace(report, rows=report.rows[:1])
+    shown = [[column.header for column in each.table().columns] for each in (report, only_stored)]
+    assert "SNR dB" in shown[0] and "SNR dB" not in shown[1]
+
+
+def test_of_what_torchao_says_when_imported_the_known_is_not_shown(caplog):
+    from mxref.cli import _quiet_torchao
+
+    torchao, pytree = logging.getLogger("torchao"), logging.getLogger("torch.utils._pytree")
+
+    def speak():
+        caplog.clear()
+        torchao.warning("Skipping import of cpp extensions due to incompatible torch version. Please upgrade")
+        torchao.warning("Failed to load /packages/torchao/_C_mxfp8.cpython-310-x86_64-linux-gnu.so: Could not load it")
+        pytree.warning("%s is an Enum subclass and is now natively supported", "<enum 'KernelPreference'>")
+        torchao.warning("something else")
+        pytree.warning("something else")
+        return [record.getMessage() for record in caplog.records]
+
+    with caplog.at_level(logging.WARNING, "torchao"), caplog.at_level(logging.WARNING, "torch.utils._pytree"):
+        with _quiet_torchao():
+            assert set(speak()) == {"something else"}
+        assert "something else" in speak() and len(set(speak())) > 1
 
 
 def test_numbers_that_json_lacks_are_written_as_words():

@@ -1,6 +1,8 @@
 """Dispatch: kernels come through entry points, are checked when loaded, say why they refuse, and nothing is silent."""
 
+import json
 import logging
+import re
 import subprocess
 import sys
 import threading
@@ -44,7 +46,27 @@ SIGNATURE = Kernel("silu", "fake", other_signature, "bitexact", ("cpu",), F32)
 AWAY = Kernel("exp", "away", exp, "bitexact", ("cpu",), F32, requires=lambda: "the moon is not full")
 QDQ = Kernel("qdq", "fake", qdq, "bitexact", ("cpu",), F32)
 NOT_A_KERNEL = exp
+BUILTIN = Kernel("exp", "builtin", min, "bitexact", ("cpu",), F32)
+NUMBER = Kernel("exp", "number", 3, "bitexact", ("cpu",), F32)
 """
+
+
+MODULES = {
+    "leaving": "import os\nos._exit(7)",
+    "exiting": "raise SystemExit(3)",
+    "skipped": "raise BaseException('two lines\\n[/b] of it')",
+    "asking": MODULE
+    + "KERNEL = Kernel('exp', 'asking', exp, 'bitexact', ('cpu',), F32, requires=lambda: 1 / 0)\nprint('hm')",
+}
+
+
+def command(*arguments):
+    """`mxref` in this process, where packages are installed."""
+    from typer.testing import CliRunner
+
+    from mxref.cli import app
+
+    return CliRunner().invoke(app, arguments)
 
 
 @pytest.fixture
@@ -62,7 +84,7 @@ def install(tmp_path, monkeypatch):
         forget()
 
     def forget() -> None:
-        for name in ("fake_kernels", "other_kernels"):
+        for name in ("fake_kernels", "other_kernels", *MODULES):
             sys.modules.pop(name, None)
         for cached in (registry._offers, registry.kernel, registry._missing, registry._log_once):
             cached.cache_clear()
@@ -179,16 +201,105 @@ def test_a_broken_kernel_never_turns_into_the_reference(install, line, error):
 
 @pytest.mark.parametrize("name", ["exp", "exp.", ".fake", "exp.fake.fast", "exp.reference"])
 def test_an_entry_point_has_the_name_of_an_op_and_a_backend(install, name):
-    install(f"{name} = fake_kernels:EXP")
-    with pytest.raises(RuntimeError, match="expected a name <op>.<backend>"):
-        registry.backends()
+    install(f"{name} = fake_kernels:EXP", "exp.away = fake_kernels:AWAY")
+    op, _, backend = name.partition(".")
+    for asked in (lambda: registry.kernel(op, backend), mxref.use(backend).__enter__):
+        with pytest.raises(RuntimeError, match=f"^entry point '{name}' of fake 1.0: expected a name <op>.<backend>$"):
+            asked()
+    others_go_on()
 
 
 def test_two_packages_may_not_claim_one_kernel(install):
     install("exp.fake = fake_kernels:EXP")
     install("exp.fake = other_kernels:EXP", package="other")
-    with pytest.raises(RuntimeError, match="exp.fake"):
-        registry.backends()
+    with pytest.raises(RuntimeError, match="^(fake|other) 1.0 and (fake|other) 1.0 both offer exp.fake: uninstall one"):
+        registry.kernel("exp", "fake")
+    with pytest.raises(RuntimeError, match="both offer exp.fake"), mxref.use("fake"):
+        pass
+    assert "fake" not in registry.backends() and ("exp", "fake") in registry.offers()
+
+
+def others_go_on():
+    """The backend `away`, of the same package as one with a fault, is what it would be without it."""
+    assert "away" in registry.backends() and [k.op for k in registry.kernels("away")] == ["exp"]
+    with mxref.use("away"):
+        assert mxref.explain_dispatch("exp", torch.ones(2)).refusals == (("away", "the moon is not full"),)
+
+
+def test_a_backend_with_an_unknown_op_is_broken_and_the_others_go_on(install):
+    install("silo.fake = fake_kernels:EXP", "exp.fake = fake_kernels:EXP", "exp.away = fake_kernels:AWAY")
+    said = "^entry point 'silo.fake' of fake 1.0: op='silo': expected one of .*silu"
+    for asked in (lambda: registry.kernel("exp", "fake"), lambda: registry.kernels("fake"), mxref.use("fake").__enter__):
+        with pytest.raises(RuntimeError, match=said):
+            asked()
+    others_go_on()
+    found = command("verify", "fake")
+    assert found.exit_code == 2 and found.stderr.count("\n") == 1 and "op='silo'" in found.stderr
+
+
+LISTED = {  # the entry point, and what `mxref kernels` says of it
+    "exp.fake = fake_kernels:EXP": "runs",
+    "silu.gone = no_such_module:KERNEL": "silu.gone .* cannot be loaded: ModuleNotFoundError: .* 'no_such_module'",
+    "silu.lacking = fake_kernels:KERNEL": "cannot be loaded: AttributeError: .* no attribute 'KERNEL'",
+    "silu.strange = fake_kernels:SIGNATURE": "says that it is silu.fake",
+    "silu.fake = fake_kernels:SIGNATURE": r"has the signature \(values\)",
+    "silu.leaving = leaving:KERNEL": "leaving: importing it ended the process, with exit code 7",
+    "silu.exiting = exiting:KERNEL": "cannot be loaded: SystemExit: 3",
+    "silu.skipped = skipped:KERNEL": r"cannot be loaded: BaseException: two lines \[/b\] of it",
+    "silu.value = not a value": "cannot be loaded",
+    "silo.odd = fake_kernels:EXP": "op='silo': expected one of",
+    "silu = fake_kernels:EXP": "expected a name <op>.<backend>",
+    "exp.asking = asking:KERNEL": "requires raises ZeroDivisionError: division by zero",
+}
+
+
+def test_the_list_of_kernels_says_what_is_wrong_and_goes_on(install, tmp_path):
+    install(*LISTED)
+    for name, source in MODULES.items():
+        (tmp_path / "fake" / f"{name}.py").write_text(source)
+    found = command("kernels", "--json", str(tmp_path / "kernels.json"))
+    assert found.exit_code == 0
+    listed = json.loads((tmp_path / "kernels.json").read_text())
+    here = {f"{row['op']}.{row['backend']}".rstrip("."): row["here"] for row in listed}
+    assert here.keys() >= {"qdq.inductor", "qdq.triton"} and len(here) == len(listed)
+    for line, said in LISTED.items():
+        name = line.split(" = ")[0]
+        assert re.search(said, here[name]) and "\n" not in here[name], name
+        assert (here[name] == "runs") == (said == "runs") == (not here[name].startswith("broken: "))
+    rows = found.stdout.splitlines()
+    assert all(sum(f" {name} " in row for row in rows) == 1 for name in MODULES) and "hm" not in found.stdout
+    one = command("verify", "leaving")
+    assert one.exit_code == 2 and one.stderr == "error: leaving: importing it ended the process, with exit code 7\n"
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"requires": True}, "^requires=True: expected a function"),
+        ({"accepts": None}, "^accepts=None: expected a function"),
+        ({"devices": "cpu"}, "^devices='cpu': expected a tuple of str"),
+        ({"dtypes": ("float32",)}, r"^dtypes=\('float32',\): expected a tuple of dtype"),
+    ],
+)
+def test_what_a_kernel_declares_is_checked(fields, message):
+    declared = {"op": "exp", "backend": "fake", "function": torch.exp, "contract": "bitexact", "devices": ("cpu",)}
+    with pytest.raises(TypeError, match=message):
+        registry.Kernel(**{**declared, "dtypes": (torch.float32,), **fields})
+
+
+@pytest.mark.parametrize("name, error", [("builtin", "no signature found"), ("number", "3 is not a callable object")])
+def test_a_function_without_a_signature_is_no_kernels(install, name, error):
+    install(f"exp.{name} = fake_kernels:{name.upper()}")
+    with pytest.raises(RuntimeError, match=f"^kernel exp.{name} .*: {error}"):
+        registry.kernel("exp", name)
+
+
+def test_a_broken_backend_asked_for_by_a_command_is_one_line(install):
+    install("dequantize.fake = no_such_module:KERNEL", "qdq.fake = no_such_module:KERNEL")
+    for arguments in (("verify", "fake"), ("eval", "--backend", "fake", "--formats", "mxfp4", "--tokens", "256")):
+        found = command(*arguments)
+        assert found.exit_code == 2 and found.stderr.count("\n") == 1, arguments
+        assert "ModuleNotFoundError" in found.stderr and found.stdout == ""
 
 
 def test_the_environment_selects():

@@ -14,6 +14,7 @@ Expected values are the CPU reference's, which the tests hold to independent sou
 | `known.py` | which failures are known |
 | `report.py`, `html.py` | what a run found: records, text, JSON, a page |
 | `runner.py`, `processes.py` | running cases, in processes that may die |
+| `settings.py` | what of the process a kernel has to leave as it is |
 | `refusals.py` | what a kernel says it does not take |
 """
 

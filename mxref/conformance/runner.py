@@ -23,6 +23,7 @@ from mxref.conformance.failure import Failure, first_block
 from mxref.conformance.known import read_known_failures
 from mxref.conformance.processes import Group, run_shared
 from mxref.conformance.report import ConformanceReport, Outcome, environment
+from mxref.conformance.settings import SettingsChanged, settings_kept
 from mxref.formats import check_number
 from mxref.registry import REFERENCE, kernels
 
@@ -50,18 +51,20 @@ def verify(
 
     Each case runs twice, its memory poisoned before, so that unwritten outputs and chance show. A call that a kernel refuses
     before it runs is counted as refused, with its reason; it neither passes nor fails (`strict`: it fails). A kernel that
-    raises on a call it accepted fails. `known_failures`: reasons by (op, case id), or a file of them
+    raises on a call it accepted fails, as does one that changes a setting of the process (`settings.py`), which is put back.
+    `known_failures`: reasons by (op, case id), or a file of them
     (`read_known_failures`): such a case counts as known if it fails, and fails if it passes.
 
     `workers` processes share the work, since most of it is compiling kernels; what is repeated on the device runs after
     all else in one, so that it finds the memory. A case whose process dies fails. 0: everything runs in this process, which
     a kernel may end. `commit` is what the record names (None: what git says). `on_progress(op, done, cases)` is called as
     work proceeds. Raises ValueError for unknown names, a known failure that no case of this run has, and a contract that an
-    op does not have.
+    op does not have, RuntimeError for a backend that cannot be loaded.
     """
     if level not in LEVELS:
         raise ValueError(f"level={level!r}: expected one of {LEVELS}")
-    offered = OPS if backend == REFERENCE else [k.op for k in kernels(backend)]
+    with settings_kept(f"importing the kernels of {backend}"):
+        offered = OPS if backend == REFERENCE else [k.op for k in kernels(backend)]
     chosen = list(offered if ops is None else ops)
     if not chosen:
         raise ValueError(f"ops is empty: expected some of {', '.join(op for op in OPS if op in offered)}")
@@ -161,7 +164,7 @@ def run_case(case: Case, backend: str, device: str, strict: bool = False) -> Out
             refused = _too_large(case, args, expected, backend, device)
             if refused is None:
                 args, kwargs = to_device(args, device), to_device(kwargs, device)
-                with mxref.use(*subject):
+                with mxref.use(*subject), settings_kept("asking whether it takes the call"):
                     reasons = mxref.explain_dispatch(case.op, *args, **kwargs).refusals
                 refused = "; ".join(why or "no reason given" for _, why in reasons) or None
             if refused is not None and not strict:
@@ -174,15 +177,21 @@ def run_case(case: Case, backend: str, device: str, strict: bool = False) -> Out
                 found, block = _run_twice(case, subject, args, kwargs, expected, promised, device)
         except KeyboardInterrupt:
             raise
+        except SettingsChanged as changed:
+            found, block = str(changed), "" if changed.__context__ is None else _traceback(changed.__context__)
         except BaseException as error:  # of the kernel, which may ask to exit, or of the device when its result is read
-            found = f"it raised {type(error).__name__}: {error}"
-            block = "".join(traceback.format_exception(error, limit=-4)).rstrip()
+            found, said = f"it raised {type(error).__name__}: {error}", traceback.format_exception_only(error)[0]
+            block = _traceback(error).removesuffix(said.rstrip()).rstrip()
     failure = None if found is None else Failure(found, block, _command(case.op, case.id, backend, device))
     return Outcome(case.op, case.id, case.format, case.dtype, failure=failure)
 
 
+def _traceback(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error, limit=-4)).rstrip()
+
+
 def _call(op: str, subject: tuple[str, ...], args: tuple, kwargs: dict) -> Any:
-    with mxref.use(*subject), registry.counted() as calls:
+    with mxref.use(*subject), registry.counted() as calls, settings_kept():
         found = registry.OPS[op](*args, **kwargs)
     if subject and calls[op].answered == 0:
         raise RuntimeError("it refused a call that it had said to take")

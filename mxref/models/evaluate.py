@@ -312,6 +312,7 @@ def _row(setting: _Setting, found: _Found, corpus: Corpus, baseline: Tensor | No
         weights=setting.weights,
         activations=setting.activations,
         bits_per_byte=None if corpus.scored_bytes is None else total / math.log(2) / sizes.sum().item(),
+        bits_per_token=total / math.log(2) / scored_tokens,
         change=change,
         change_error=change_error,
         perplexity=_exp(total / scored_tokens),

@@ -15,6 +15,7 @@ from mxref.registry import Calls
 CONVENTIONS = {
     "tokens": "the text is cut into non-overlapping windows; every token but a window's first is scored",
     "bits_per_byte": "summed negative log-likelihood / ln 2 / UTF-8 bytes of the scored tokens' text",
+    "bits_per_token": "summed negative log-likelihood / ln 2 / scored tokens",
     "perplexity": "exp(negative log-likelihood / scored tokens)",
     "word_perplexity": "exp(negative log-likelihood / words that begin in the scored text), a word being a run of non-space",
     "change": "bits per byte (per token, where windows hold no text) minus the first row's in the same evaluation; ± is its "
@@ -59,6 +60,7 @@ class EvaluationRow:
     weights: str
     activations: str
     bits_per_byte: float | None
+    bits_per_token: float
     change: float | None
     change_error: float | None
     perplexity: float
@@ -74,7 +76,7 @@ class EvaluationRow:
     @property
     def bits(self) -> float:
         """Bits per byte, or per token where there is no text."""
-        return math.log2(self.perplexity) if self.bits_per_byte is None else self.bits_per_byte
+        return self.bits_per_token if self.bits_per_byte is None else self.bits_per_byte
 
     @property
     def label(self) -> str:
@@ -172,6 +174,8 @@ class EvaluationReport:
             del columns["divergence"], columns["top-1"]
         if self.scored_words is None:
             del columns["ppl/word"]
+        if all(row.snr_db is None for row in self.rows):  # no row was quantized here, from weights to compare with
+            del columns["SNR dB"]
         for name in _DROPPED_FIRST:  # what does not fit is left out, rather than shown in pieces
             if sum(max(map(len, (heading, *cells))) + 3 for heading, cells in columns.items()) + 1 > width:
                 columns.pop(name, None)
