@@ -1,7 +1,9 @@
 """Settings of the process that a kernel changes: verify says so, puts them back and goes on."""
 
 import sys
+import warnings
 
+import numpy
 import pytest
 import torch
 from planted import planted
@@ -125,3 +127,16 @@ def test_an_error_is_said_once(offer):
     assert found.difference == "it raised ValueError: cause"
     assert str(found).count("ValueError: cause") == 1 and found.block.count("KeyError: 'deeper'") == 1
     assert found.block.splitlines()[-1].strip().startswith(("raise ValueError", "^"))
+
+
+def test_a_kernel_in_numpy_warns_of_no_nan(offer):
+    def in_numpy(x):
+        numpy.float32("inf") - numpy.array([numpy.inf], dtype=numpy.float32)
+        return relu2(x)
+
+    offer(in_numpy)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert run_case(find_case("relu2", "empty"), "rude", "cpu").failure is None
+    with pytest.warns(RuntimeWarning, match="invalid value"):
+        in_numpy(torch.ones(1))
