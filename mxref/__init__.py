@@ -1,5 +1,7 @@
 """mxref: the ground truth of block-scaled number formats (OCP MX and NVFP4), in plain PyTorch."""
 
+from importlib import import_module
+
 from mxref import compiled, functions  # noqa: F401
 from mxref.blocks import BlockTensor, dequantize, qdq, quantize
 from mxref.elements import decode, encode
@@ -28,3 +30,12 @@ __all__ += [
     "use",
     "explain_dispatch",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Parts that need extras are imported when they are looked up."""
+    if name == "load_checkpoint":
+        return import_module("mxref.checkpoints").load_checkpoint
+    if name in ("checkpoints", "conformance", "models"):
+        return import_module(f"mxref.{name}")
+    raise AttributeError(f"module 'mxref' has no attribute {name!r}")

@@ -696,6 +696,8 @@ def test_a_checkpoint_is_evaluated_as_it_is_stored(kept):
         loss = -scores.gather(-1, windows[:, 1:, None]).mean().item()
         assert row.perplexity == pytest.approx(math.exp(loss), rel=1e-5)  # float32 sums against float64
     assert model.model.layers[0].mlp.experts.quantizes_inputs
+    alone = evaluate(kept / "model.safetensors", ids="random", tokens=512, window=64)  # with the config beside it
+    assert [row.perplexity for row in alone.rows] == [row.perplexity for row in report.rows]
 
 
 def test_given_ids_and_another_model(kept, tmp_path):

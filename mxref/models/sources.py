@@ -55,25 +55,30 @@ def open_source(argument: str, model: Any, device: Any, semantics: str, scales: 
     if isinstance(model, nn.Module):
         _check_dtypes(f"{argument}: its parameters are", model)
         return Source(model.name_or_path or type(model).__name__, _on(model, device), stored_scheme(model))
-    path = os.fspath(model)
-    with _explained(argument, path, "a directory with a transformers causal language model"):
-        config = transformers.AutoConfig.from_pretrained(path)
+    path = folder = os.fspath(model)
+    is_file = path.endswith(".safetensors") and Path(path).is_file()  # whose config.json stands beside it
+    if is_file:
+        folder = str(Path(path).parent)
+    with _explained(argument, folder, "a directory with a transformers causal language model"):
+        config = transformers.AutoConfig.from_pretrained(folder)
     config_dtype(f"{argument}={path!r}", config)
-    with _explained(argument, path, "a directory with a transformers causal language model"):
-        is_quantized = (
-            getattr(config.get_text_config(), "quantization_config", None)
+    with _explained(argument, folder, "a directory with a transformers causal language model"):
+        by_load = (  # what transformers reads wrongly or not at all, or a file alone
+            is_file
+            or getattr(config.get_text_config(), "quantization_config", None)
             or getattr(config, "quantization_config", None)
             or (Path(path) / "hf_quant_config.json").is_file()
         )
-        if not is_quantized:
+        if not by_load:
             model, loaded = transformers.AutoModelForCausalLM.from_pretrained(path, dtype="auto", output_loading_info=True)
             if loaded["missing_keys"]:
                 raise ValueError(f"it lacks {len(loaded['missing_keys'])} weights, {min(loaded['missing_keys'])} among them")
             _check_dtypes("its weights are", model)
-        elif not Path(path).is_dir():
+        elif not Path(folder).is_dir():
             raise ValueError("it is quantized; such a model is read from a directory")
-    tokenizer = path if not Path(path).is_dir() or any((Path(path) / file).exists() for file in _TOKENIZER_FILES) else None
-    if not is_quantized:
+    has_tokenizer = not Path(folder).is_dir() or any((Path(folder) / file).exists() for file in _TOKENIZER_FILES)
+    tokenizer = folder if has_tokenizer else None
+    if not by_load:
         return Source(name, _on(model, device), None, path, tokenizer)
     model = load(path, device=device or "cpu", semantics=semantics, scales=scales)
     return Source(name, model, stored_scheme(model), path, tokenizer)
