@@ -108,18 +108,38 @@ KERNEL_FAULTS = (
     Fault("even adds half a unit too low", TILES, "1 << (22 - MANTISSA)", "1 << (21 - MANTISSA)", BLOCKS),
     Fault("ceil counts a power of two up", TILES, "(significand > 0x800000)", "(significand >= 0x800000)", BLOCKS),
     Fault("rceil ignores the significand", TILES, "(significand > largest)", "(significand > 0x800000)", BLOCKS),
-    Fault("amax of a subnormal not normalised", TILES, "(normalized >> 23) - 149", "(normalized >> 23) - 148", BLOCKS),
+    Fault(
+        "amax of a subnormal not normalised",
+        TILES,
+        "(normalized >> 23) - 149",
+        "(normalized >> 23) - 148",
+        BLOCKS,
+        "mxint8-ocp_ceil-binades",
+    ),
     Fault(
         "reciprocal for a division",
         TRITON,
         "tl.div_rn(one, scale * stored)",
         "tl.div_rn(one, scale) * tl.div_rn(one, stored)",
         BLOCKS,
+        "nvfp4-nvidia-binades",
     ),
     Fault(
-        "order of the scale products", TRITON, "return amax * (forward * SIXTH)", "return (amax * forward) * SIXTH", BLOCKS
+        "order of the scale products",
+        TRITON,
+        "return amax * (forward * SIXTH)",
+        "return (amax * forward) * SIXTH",
+        BLOCKS,
+        "nvfp4-nvidia-scale_turns-static",
     ),
-    Fault("zero scale divides", TRITON, "return tl.where(scale == 0.0, 0.0, inverse)", "return inverse", BLOCKS),
+    Fault(
+        "zero scale divides",
+        TRITON,
+        "return tl.where(scale == 0.0, 0.0, inverse)",
+        "return inverse",
+        BLOCKS,
+        "nvfp4-nvidia-binades",
+    ),
     Fault(
         "NaN does not poison its block",
         TRITON,
@@ -211,6 +231,7 @@ KERNEL_FAULTS = (
         "given = tl.load(pointer + line, mask=inside, other=1.0) if PER_ROW",
         "given = tl.load(pointer + line * 0, mask=inside, other=1.0) if PER_ROW",
         BLOCKS,
+        "nvfp4-nvidia-tails-bfloat16-per_row",
     ),
     Fault(
         "stored scale by way of the reciprocal",
@@ -218,6 +239,7 @@ KERNEL_FAULTS = (
         "stored = tl.minimum(tl.div_rn(one, forward), FLOAT_MAX) if",
         "stored = tl.div_rn(given, largest) if",
         ("quantize",),
+        "nvfp4-nvidia-binades",
     ),
     Fault(
         "exact thresholds rounded to float32",
@@ -225,8 +247,11 @@ KERNEL_FAULTS = (
         "threshold = midpoint.to(tl.float64) * denominator",
         "threshold = (midpoint.to(tl.float64) * denominator).to(tl.float32).to(tl.float64)",
         BLOCKS,
+        "nvfp4-exact-binades",
     ),
-    Fault("exact ties to odd", TILES, "(candidate % 2 == 0)", "(candidate % 2 == 1)", BLOCKS),
+    Fault(
+        "exact ties to odd", TILES, "(candidate % 2 == 0)", "(candidate % 2 == 1)", BLOCKS, "nvfp4-exact-scale_turns-static"
+    ),
     Fault("search keeps the last of equals", TRITON, "wins = error < best_error", "wins = error <= best_error", BLOCKS),
     Fault("errors summed without their squares", TRITON, "else difference * difference", "else tl.abs(difference)", BLOCKS),
     Fault(
@@ -281,14 +306,23 @@ KERNEL_FAULTS = (
         "factor = scale_sum - scale_anchor\n",
         'factor = tl.minimum(raw, SCALE_MAX).to(tl.float8e4nv, fp_downcast_rounding="rtne").to(tl.float32)\n',
         BLOCKS,
+        "nvfp4-nvidia-",
     ),
-    Fault("experts: blocks in descending order", EXPERTS, "parts[i], (BN, BM))", "parts[NB - 1 - i], (BN, BM))", LAYERS),
+    Fault(
+        "experts: blocks in descending order",
+        EXPERTS,
+        "parts[i], (BN, BM))",
+        "parts[NB - 1 - i], (BN, BM))",
+        LAYERS,
+        "every_addition",
+    ),
     Fault(
         "experts: blocks added to each other first",
         EXPERTS,
         "    for i in tl.static_range(NB):\n        acc = add_apart(acc, tl.reshape(parts[i], (BN, BM)))\n    return acc",
         "    return acc + tl.sum(dots, axis=0)",
         LAYERS,
+        "every_addition",
     ),
     Fault(
         "experts: up scaled as gate",
@@ -296,6 +330,7 @@ KERNEL_FAULTS = (
         "w_stored_ptr + e * stored_expert + row * stored_row",
         "w_stored_ptr + e * stored_expert",
         LAYERS,
+        "gate_up_scales",
     ),
     Fault(
         "experts: intermediate not quantized",
@@ -304,7 +339,14 @@ KERNEL_FAULTS = (
         'element = tl.where(quotient < 0.0, anchor - sum, sum - anchor) if ACTIVATION == "none" else quotient',
         LAYERS,
     ),
-    Fault("experts: slots in descending order", EXPERTS, "token * TOP_K + i", "token * TOP_K + (TOP_K - 1 - i)", LAYERS),
+    Fault(
+        "experts: slots in descending order",
+        EXPERTS,
+        "token * TOP_K + i",
+        "token * TOP_K + (TOP_K - 1 - i)",
+        LAYERS,
+        "every_addition",
+    ),
     Fault(
         "experts: slots in expert order",
         EXPERTS,
@@ -318,6 +360,7 @@ KERNEL_FAULTS = (
         present = (expert == j // TOP_K) & (n < n_size)
 """,
         LAYERS,
+        "every_addition",
     ),
     Fault(
         "experts: products added into the accumulator",  # as a dot that is given one does on a GPU
@@ -346,9 +389,10 @@ KERNEL_FAULTS = (
     acc = acc.to(tl.float32)
 """,
         LAYERS,
+        "biases_terms",
     ),
     Fault("experts: a row read past its end", EXPERTS, "present = k < k_size\n", "present = k < k_size + SIZE\n", LAYERS),
-    Fault("experts: padding with a NaN scale", EXPERTS, "other=127 if POWER_OF_TWO else 0", "other=127", LAYERS),
+    Fault("experts: padding with a NaN scale", EXPERTS, "other=127 if POWER_OF_TWO else 0", "other=127", LAYERS, "tails"),
     Fault(
         "experts: an int32 offset",
         EXPERTS,
@@ -356,7 +400,9 @@ KERNEL_FAULTS = (
         "row_ptr = w_ptr + (e * w_expert).to(tl.int8)",
         LAYERS,
     ),
-    Fault("experts: scales at the ends taken as safe", EXPERTS, "if safe == 0:", "if safe == 2:", LAYERS),
+    Fault(
+        "experts: scales at the ends taken as safe", EXPERTS, "if safe == 0:", "if safe == 2:", LAYERS, "mxfp4-mxfp4-worst"
+    ),
     Fault(
         "experts: rests of E4M3 lost", EXPERTS, "add_apart(d, dots(w, x_rest,", "add_apart(d, 0.0 * dots(w, x_rest,", LAYERS
     ),
@@ -368,8 +414,15 @@ KERNEL_FAULTS = (
         LAYERS,
     ),
     Fault("integers: signs lost", INTEGERS, "-magnitude, magnitude)", "magnitude, magnitude)", LAYERS),
-    Fault("integers: NaN scale read as a number", INTEGERS, "tl.where(code == SCALE_NAN,", "tl.where(code < 0,", LAYERS),
-    Fault("integers: a slot's row for its token's", INTEGERS, "found // X_OF_SLOTS", "found", LAYERS),
+    Fault(
+        "integers: NaN scale read as a number",
+        INTEGERS,
+        "tl.where(code == SCALE_NAN,",
+        "tl.where(code < 0,",
+        LAYERS,
+        "nan_scale",
+    ),
+    Fault("integers: a slot's row for its token's", INTEGERS, "found // X_OF_SLOTS", "found", LAYERS, "biases_terms"),
 )
 
 PRODUCT_FAULTS = (

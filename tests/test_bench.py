@@ -136,7 +136,7 @@ def test_the_benchmarks_are_listed():
     assert result.exit_code == 0 and tuple(row["name"] for row in json.loads(result.stdout)) == NAMES
     assert all(name in command("--list").stdout for name in NAMES)
     on_gpu = json.loads(command("--list", "--device", "cuda", "--json", "-").stdout)
-    assert [row["name"] for row in on_gpu] == ["elementwise", "matmul", "moe"]
+    assert [row["name"] for row in on_gpu] == ["elementwise", "eval", "matmul", "moe"]
     assert all(row["summary"] for row in on_gpu)
 
 
@@ -144,7 +144,7 @@ def test_the_benchmarks_are_listed():
     "arguments, message",
     [
         (("nothing",), f"NAME='nothing': expected one of {', '.join(NAMES)} on cpu"),
-        (("blocks", "--device", "cuda"), "NAME='blocks': expected one of elementwise, matmul, moe on cuda"),
+        (("blocks", "--device", "cuda"), "NAME='blocks': expected one of elementwise, eval, matmul, moe on cuda"),
         (("--device", "tpu"), "device='tpu': expected one of cpu, cuda"),
         (("--json", "no/such/r.json"), "--json='no/such/r.json': its directory does not exist"),
     ],
