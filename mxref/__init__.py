@@ -17,25 +17,11 @@ __version__ = "0.1.0"
 
 __all__ = ["ELEMENT_FORMATS", "BLOCK_FORMATS", "RECIPES", "ElementFormat", "BlockFormat", "Recipe", "Hadamard"]
 __all__ += ["encode", "decode", "pack", "unpack", "to_layout", "from_layout", "BlockTensor", "quantize", "dequantize", "qdq"]
-__all__ += [
-    "functions",
-    "block_dot",
-    "matmul",
-    "activate_quantize",
-    "route",
-    "moe_experts",
-    "combine",
-    "explain",
-    "Explanation",
-    "use",
-    "explain_dispatch",
-]
+__all__ += ["functions", "block_dot", "matmul", "activate_quantize", "route", "moe_experts", "combine"]
+__all__ += ["explain", "Explanation", "use", "explain_dispatch"]
 
 
 def __getattr__(name: str) -> object:
-    """Parts that need extras are imported when they are looked up."""
-    if name == "load_checkpoint":
+    if name == "load_checkpoint":  # needs an extra: imported when it is looked up
         return import_module("mxref.checkpoints").load_checkpoint
-    if name in ("checkpoints", "conformance", "models"):
-        return import_module(f"mxref.{name}")
     raise AttributeError(f"module 'mxref' has no attribute {name!r}")
