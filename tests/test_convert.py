@@ -495,6 +495,32 @@ def test_mixtral_has_the_names_that_each_dialect_gives_it(tmp_path):
     assert set(tensors(tmp_path / "back")) == set(tensors(path))
 
 
+@pytest.mark.parametrize("part", ["text_config", "language_config"])
+def test_a_language_model_within_a_model_is_converted_as_it_is_alone(part, tmp_path):
+    for name, to in (("modelopt-nvfp4-gptoss", "compressed-tensors"), ("llmcompressor-nvfp4-mixtral", "modelopt")):
+        path, alone = copy(DATA / name, tmp_path / name), tmp_path / f"{name}-alone"
+        convert_checkpoint(path, alone, to=to)
+        (path / "config.json").write_text(json.dumps({"model_type": "several", part: config(path)}))
+        convert_checkpoint(path, tmp_path / f"{name}-within", to=to)
+        expected, found = tensors(alone), tensors(tmp_path / f"{name}-within")
+        assert set(found) == set(expected)
+        for each in expected:
+            assert_same_bits(found[each], expected[each], each)
+
+
+def test_what_the_source_says_of_its_quantization_is_dropped_wherever_it_stands(tmp_path):
+    path = copy(CT, tmp_path / "c")
+    said = config(path)
+    quantization = said.pop("quantization_config")
+    said["language_config"] = {"deeper": {"quantization_config": quantization}, "kept": 1}
+    (path / "config.json").write_text(json.dumps(said))
+    convert_checkpoint(path, tmp_path / "out", to="modelopt")
+    written = config(tmp_path / "out")
+    assert written["quantization_config"]["quant_method"] == "modelopt"
+    assert written["language_config"] == {"deeper": {}, "kept": 1}
+    assert inspect_checkpoint(tmp_path / "out").faults == ()
+
+
 # models in floats
 
 

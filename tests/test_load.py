@@ -22,6 +22,7 @@ pytest.importorskip("transformers")
 
 import transformers
 from safetensors.torch import load_file, save_file
+from test_checkpoints import copy
 from tiny_models import MOE_KINDS, tiny_model
 from torch.nn.functional import linear
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -628,6 +629,39 @@ def test_a_dtype_that_nothing_runs_in_is_refused_at_once(opened, tmp_path):
         opened(plain)
     with pytest.raises(ValueError, match="^model: its parameters are float64: expected one of float32"):
         evaluate(tiny_model("qwen3moe").double(), formats=["mxfp4"], ids=[1, 2] * 64, window=2)
+
+
+def evaluated(path):
+    return [row.bits_per_token for row in evaluate(path, formats=["mxfp4"], ids=[1, 2] * 16, window=16).rows]
+
+
+def test_an_evaluation_finds_what_the_config_says_of_quantization_wherever_it_stands(tmp_path):
+    tiny_model("qwen3moe", moe_intermediate_size=64).save_pretrained(tmp_path / "in")
+    path = tmp_path / "out"
+    convert_checkpoint(tmp_path / "in", path, to="compressed-tensors", format="mxfp8_e4m3")
+    expected, config = evaluated(path), json.loads((path / "config.json").read_text())
+    config["language_config"] = {"quantization_config": config.pop("quantization_config")}
+    (path / "config.json").write_text(json.dumps(config))
+    assert evaluated(path) == expected
+    del config["language_config"]
+    (path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"\d+ tensors have no place in Qwen3MoeForCausalLM, .*weight_scale among them"):
+        evaluated(path)
+
+
+@pytest.mark.parametrize(
+    "name,dtype",
+    [
+        ("model.layers.0.self_attn.q_proj.weight", torch.float8_e4m3fn),
+        ("model.layers.0.mlp.experts.1.up_proj.weight", torch.float8_e4m3fn),
+        ("model.norm.weight", torch.int32),
+    ],
+)
+def test_an_evaluation_takes_no_codes_for_values(name, dtype, tmp_path):
+    tiny_model("qwen3moe").save_pretrained(tmp_path / "in")
+    path = copy(tmp_path / "in", tmp_path / "out", lambda found: found.update({name: found[name].to(dtype)}))
+    with pytest.raises(ValueError, match=f"{name} is .*, and nothing says how it is quantized"):
+        evaluated(path)
 
 
 def test_a_dialect_that_the_config_contradicts_is_not_run(tmp_path):

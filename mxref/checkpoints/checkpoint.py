@@ -13,7 +13,7 @@ import torch
 
 from mxref.blocks import BlockTensor
 from mxref.checkpoints.dialects import DIALECTS, FUSED, Declared, Layout, declared, find_dialect, header_says
-from mxref.checkpoints.files import CheckpointError, Entry, Shards, open_shards, read_json
+from mxref.checkpoints.files import CheckpointError, Entry, Shards, language_config, open_shards, read_json
 from mxref.packing import from_layout
 
 SCALE_DTYPES = ("F32", "BF16")  # of tensor scales and input scales; bfloat16 is widened, exactly
@@ -178,7 +178,7 @@ def open_checkpoint(
     has_codes = any(entry.dtype == "U8" or entry.dtype.startswith("F8") for entry in shards.entries.values())
     dialect, quantization, named = find_dialect(config, read_json(folder / "hf_quant_config.json"), dialect, has_codes)
     says = declared(dialect, quantization)
-    weights, faults = _find_weights(shards, dialect, says, config.get("model_type"))
+    weights, faults = _find_weights(shards, dialect, says, language_config(config).get("model_type"))
     for weight in weights.values():
         if clash := says.clash(weight.name.removesuffix(".weight")):
             faults[weight.codes] = f"config_groups {clash[0]!r} and {clash[1]!r} say different things of it: expected one"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mxref.checkpoints.checkpoint import load_checkpoint
 from mxref.checkpoints.dialects import DIALECTS, check_patterns
-from mxref.checkpoints.files import INDEX, Output, ShardWriter, read_json, write_json
+from mxref.checkpoints.files import INDEX, Output, ShardWriter, read_json, without, write_json
 from mxref.checkpoints.plan import DEFAULT, Plan, Wish, make_plan
 from mxref.checkpoints.recode import Change
 from mxref.checkpoints.writers import FLOATS, header_metadata, quantization_configs
@@ -290,10 +290,7 @@ def _sync(folder: Path) -> None:
 
 def _write_configs(plan: Plan, source: Path, folder: Path, outputs: Sequence[Output]) -> None:
     """config.json, and what a producer writes beside it."""
-    config = {key: value for key, value in plan.checkpoint.config.items() if key != "quantization_config"}
-    if isinstance(config.get("text_config"), dict):
-        inner = config["text_config"]
-        config["text_config"] = {key: value for key, value in inner.items() if key != "quantization_config"}
+    config = without(plan.checkpoint.config, "quantization_config")
     modules = [output.name.removesuffix(".weight") for output in outputs if _is_float_matrix(output)]
     if not any("lm_head" in output.name.split(".") for output in outputs):
         modules.append("lm_head")  # tied to the embeddings, and a module all the same

@@ -34,6 +34,7 @@ DTYPES = {
     "F64": torch.float64,
 }
 _LENGTH = 8  # bytes that hold the length of a header, and its alignment
+_LANGUAGE = ("text_config", "language_config", "llm_config", "thinker_config")  # a part that is a language model
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -264,6 +265,21 @@ def get(config: Any, *keys: str) -> Any:
     for key in keys:
         config = config.get(key) if isinstance(config, dict) else None
     return config
+
+
+def language_config(config: dict[str, Any]) -> dict[str, Any]:
+    """What a config says of the language model: the whole, overridden by the part that a model of several kinds nests."""
+    says, inner = config, config
+    while inner := next((part for key in _LANGUAGE if isinstance(part := inner.get(key), dict)), None):
+        says = says | inner
+    return says
+
+
+def without(config: Any, key: str) -> Any:
+    """A config without `key`, in it and in its parts at any depth."""
+    if not isinstance(config, dict):
+        return config
+    return {name: without(value, key) for name, value in config.items() if name != key}
 
 
 def _header(file: BinaryIO) -> dict[str, Any]:

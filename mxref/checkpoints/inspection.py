@@ -15,7 +15,7 @@ import torch
 from mxref.blocks import BlockTensor, dequantize
 from mxref.checkpoints.checkpoint import Checkpoint, QuantizedWeight, open_checkpoint
 from mxref.checkpoints.dialects import DIALECTS
-from mxref.checkpoints.files import CheckpointError, UnreadableError, get
+from mxref.checkpoints.files import CheckpointError, UnreadableError, get, language_config
 from mxref.checkpoints.recode import dead_blocks, not_finite
 
 RMS_RANGE = (1e-6, 1e3)  # of the weights of a trained matrix, with a wide margin
@@ -324,7 +324,7 @@ def promised(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def _incomplete(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Layers and experts that the config counts and the files lack."""
-    config = get(checkpoint.config, "text_config") or checkpoint.config
+    config = language_config(checkpoint.config)
     layers: set[int] = set()
     experts: dict[tuple[str, str], set[int]] = defaultdict(set)
     for name in checkpoint:
@@ -346,7 +346,7 @@ def _incomplete(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def _lacking(checkpoint: Checkpoint) -> Iterator[Finding]:
     """What a layer of this model type has, and layers of the files lack; and what the whole model has."""
-    config = get(checkpoint.config, "text_config") or checkpoint.config
+    config = language_config(checkpoint.config)
     always, with_experts = _LAYERS.get(str(get(config, "model_type")), ({}, {}))
     if not always:
         return
@@ -374,7 +374,7 @@ def _lacking(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def _misshapen(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Tensors of known model types whose shapes are not those that the config's numbers make."""
-    config = get(checkpoint.config, "text_config") or checkpoint.config
+    config = language_config(checkpoint.config)
     always, with_experts = _LAYERS.get(str(get(config, "model_type")), ({}, {}))
     known = {name: shape for names, shape in (always | with_experts).items() for name in names.split("|")} if always else {}
     sizes = _sizes(config)

@@ -14,7 +14,7 @@ import torch
 from mxref.blocks import BlockTensor, dequantize
 from mxref.checkpoints.checkpoint import Checkpoint, QuantizedWeight, StoredWeight
 from mxref.checkpoints.dialects import FUSED, Layout, matches
-from mxref.checkpoints.files import CheckpointError, Output, get
+from mxref.checkpoints.files import CheckpointError, Output, get, language_config
 from mxref.checkpoints.recode import (
     Change,
     Matrix,
@@ -101,13 +101,13 @@ class Plan:
 
     @property
     def model(self) -> object:
-        """The model_type of the config."""
-        return self.checkpoint.config.get("model_type")
+        """The model_type of the language model."""
+        return language_config(self.checkpoint.config).get("model_type")
 
     @property
     def dtype(self) -> str:
         """The config's dtype of what is not quantized; bfloat16 if it says none."""
-        named = [get(self.checkpoint.config, key) for key in ("dtype", "torch_dtype")]
+        named = [get(language_config(self.checkpoint.config), key) for key in ("dtype", "torch_dtype")]
         return next((name for name in named if name in ("float32", "bfloat16", "float16")), "bfloat16")
 
     def jobs(self) -> list[Job]:
@@ -606,7 +606,7 @@ def _activations(checkpoint: Checkpoint, to: str, format: str, asked: str | None
 
 def _stacks(checkpoint: Checkpoint, scheme: Scheme) -> bool:
     """Whether experts are stacked where they are written."""
-    model = checkpoint.config.get("model_type")
+    model = language_config(checkpoint.config).get("model_type")
     entries = checkpoint.shards.entries
     stacked = any(checkpoint.stored[name].layout.stacked for name in checkpoint.quantized)
     stacked |= any(_STACK.fullmatch(name) and len(entries[name].shape) == 3 for name in checkpoint.plain)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from mxref.checkpoints import Checkpoint, load_checkpoint
+from mxref.checkpoints.files import DTYPES, INDEX, WHOLE
 from mxref.models.layers import StoredScheme, stored_scheme
 from mxref.models.load import check_runs, config_dtype, load
 
@@ -68,11 +71,17 @@ def open_source(argument: str, model: Any, device: Any, semantics: str, scales: 
             or getattr(config.get_text_config(), "quantization_config", None)
             or getattr(config, "quantization_config", None)
             or (Path(path) / "hf_quant_config.json").is_file()
+            or (stored := _opened(path)) is not None
+            and stored.dialect != "plain"  # its config says so elsewhere
         )
         if not by_load:
             model, loaded = transformers.AutoModelForCausalLM.from_pretrained(path, dtype="auto", output_loading_info=True)
             if loaded["missing_keys"]:
                 raise ValueError(f"it lacks {len(loaded['missing_keys'])} weights, {min(loaded['missing_keys'])} among them")
+            if left := loaded["unexpected_keys"]:
+                raise ValueError(f"{len(left)} tensors have no place in {type(model).__name__}, {min(left)} among them")
+            if stored is not None:
+                _check_floats(stored, model)
             _check_dtypes("its weights are", model)
         elif not Path(folder).is_dir():
             raise ValueError("it is quantized; such a model is read from a directory")
@@ -82,6 +91,23 @@ def open_source(argument: str, model: Any, device: Any, semantics: str, scales: 
         return Source(name, _on(model, device), None, path, tokenizer)
     model = load(path, device=device or "cpu", semantics=semantics, scales=scales)
     return Source(name, model, stored_scheme(model), path, tokenizer)
+
+
+def _opened(path: str) -> Checkpoint | None:
+    """The checkpoint in a directory of safetensors; None of anything else."""
+    is_safetensors = any((Path(path) / name).is_file() for name in (WHOLE, INDEX))
+    return load_checkpoint(path, weights_only=True) if is_safetensors else None
+
+
+def _check_floats(stored: Checkpoint, model: nn.Module) -> None:
+    """Raise ValueError for codes that transformers took for values: tensors that are no floats of 16 bits or more."""
+    passed_over, slots = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or (), model.state_dict()
+    for name, entry in stored.shards.entries.items():
+        dtype = DTYPES[entry.dtype]
+        is_value = dtype.is_floating_point and dtype.itemsize > 1
+        is_count = name in slots and not slots[name].is_floating_point()
+        if not is_value and not is_count and not any(re.search(pattern, name) for pattern in passed_over):
+            raise ValueError(f"{name} is {entry.dtype}, and nothing says how it is quantized: expected F16, BF16 or F32")
 
 
 def _check_dtypes(what: str, model: nn.Module) -> None:
