@@ -984,7 +984,8 @@ def convert_command(
         bool, typer.Option("--losses/--no-losses", help="Also measure what quantizing a model in floats loses.")
     ] = True,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace DIR if it holds a checkpoint and nothing that would be lost.")
+        bool,
+        typer.Option("--force", help="Replace DIR if it holds a checkpoint, and else only files that are written anew."),
     ] = False,
     json_file: JsonOption = None,
 ) -> None:
@@ -997,8 +998,8 @@ def convert_command(
     .DIR.part beside it, by one run at a time. Only a run that is killed outright leaves that; then remove it.
 
     Exit code 0: written. 1: written, but blocks became zeros or lie outside of what the target's scales reach, or values
-    are finite no longer, or were NaN or Inf and are finite now. 2: refused, DIR is as it was (unless it is stdout or FILE
-    that cannot be written, at the end). 130, 143: interrupted, DIR is as it was.
+    are finite no longer, or were NaN or Inf and are finite now. 2: refused, DIR is as it was; or DIR is whole, and it is
+    stdout or the FILE of --json that could not be written at the end. 130, 143: interrupted, DIR is as it was.
     """
     from mxref.checkpoints import convert_checkpoint
     from mxref.checkpoints.recode import HOW
