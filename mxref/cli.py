@@ -80,10 +80,21 @@ def _writable(parameter: typer.CallbackParam, given: str | Path | None) -> str |
 
 
 def _keep(files: dict[str, str | Path | None], *sources: str | Path | None) -> None:
-    """Raise ValueError if a file that an option names is one of `sources`, or lies in the folder of one: both are read."""
+    """Raise ValueError if a file that an option names is one of `sources`, or lies in the folder of one: both are read.
+
+    So it does if two options name one file, or one what the other is written as until it is whole.
+    """
+    named: dict[Path, str] = {}
     for option, given in files.items():
         path = None if given is None or (given == "-" and isinstance(given, str)) else Path(given)
-        if path is None or not path.exists():
+        if path is None:
+            continue
+        if path.is_file() or not path.exists():  # devices take any number
+            for each in (path.resolve(), _part(path)):
+                if each in named:
+                    raise ValueError(f"{option}={str(given)!r} and {named[each]} are written to one file: expected two")
+            named |= dict.fromkeys((path.resolve(), _part(path)), f"{option}={str(given)!r}")
+        if not path.exists():
             continue
         for source in map(Path, filter(None, sources)):
             held = [source] if source.is_file() else source.iterdir() if source.is_dir() else ()
@@ -973,7 +984,8 @@ def convert_command(
         bool, typer.Option("--losses/--no-losses", help="Also measure what quantizing a model in floats loses.")
     ] = True,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace DIR if it holds a checkpoint and nothing that would be lost.")
+        bool,
+        typer.Option("--force", help="Replace DIR if it holds a checkpoint, and else only files that are written anew."),
     ] = False,
     json_file: JsonOption = None,
 ) -> None:
@@ -986,8 +998,8 @@ def convert_command(
     .DIR.part beside it, by one run at a time. Only a run that is killed outright leaves that; then remove it.
 
     Exit code 0: written. 1: written, but blocks became zeros or lie outside of what the target's scales reach, or values
-    are finite no longer, or were NaN or Inf and are finite now. 2: refused, DIR is as it was (unless it is stdout or FILE
-    that cannot be written, at the end). 130, 143: interrupted, DIR is as it was.
+    are finite no longer, or were NaN or Inf and are finite now. 2: refused, DIR is as it was; or DIR is whole, and it is
+    stdout or the FILE of --json that could not be written at the end. 130, 143: interrupted, DIR is as it was.
     """
     from mxref.checkpoints import convert_checkpoint
     from mxref.checkpoints.recode import HOW
@@ -995,8 +1007,10 @@ def convert_command(
     asked = {} if activations is None else {"activations": None if activations == "none" else activations}
     with _usage_errors(), _terminated(), mxref.use(*_chosen(backend)), _progress_bar("jobs") as on_progress, _untouched(out):
         _keep({"--json": json_file}, path.parent if path.is_file() else path)
-        if json_file not in (None, "-") and out.resolve() in Path(json_file).resolve().parents:
-            raise ValueError(f"--json={json_file!r} lies in --out, which is made anew: expected another place")
+        if json_file not in (None, "-"):
+            file = Path(json_file).resolve()
+            if out.resolve() in (file, _part(file), *file.parents):
+                raise ValueError(f"--json={json_file!r} is --out or lies in it, which is made anew: expected another place")
         conversion = convert_checkpoint(
             path,
             out,

@@ -579,12 +579,34 @@ def test_a_file_in_the_place_of_one_that_is_not_whole_yet_is_left(tmp_path):
     assert [path.read_text() for path in tmp_path.iterdir()] == ["precious"]
 
 
-def test_a_report_does_not_go_into_a_folder_that_is_replaced(tmp_path):
-    (tmp_path / "out").mkdir()
-    command = ("convert", "no-such", "--to", "quark", "--out", tmp_path / "out", "--force")
-    assert "r.json' lies in --out, which is made anew" in refusal(
-        mxref_command(*command, "--json", tmp_path / "out" / "r.json")
-    )
+@pytest.mark.parametrize(
+    "command, first, second",
+    [
+        (("eval",), ("--json", "same"), ("--csv", "same")),
+        (("eval",), ("--json", "r.svg"), ("--plot", "folder/../r.svg")),
+        (("eval",), ("--csv", "r.svg.part"), ("--plot", "r.svg")),
+        (("verify", "reference"), ("--json", "same"), ("--html", "link")),
+        (("verify", "reference"), ("--json", "r"), ("--html", "r.part")),
+    ],
+)
+def test_two_outputs_do_not_name_one_file(command, first, second, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("same")
+    said = refusal(mxref_command(*command, *first, *second))
+    assert said == "error: {}={!r} and {}={!r} are written to one file: expected two\n".format(*second, *first)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "link"]
+
+
+@pytest.mark.parametrize("file", ["out", "out/r.json", "link", "folder/../out"])
+def test_a_report_does_not_go_where_a_folder_is_made_anew(file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("out")
+    if file == "out/r.json":
+        (tmp_path / "out").mkdir()
+    command = ("convert", "no-such", "--to", "quark", "--out", "out", "--force")
+    assert f"--json={file!r} is --out or lies in it, which is made anew" in refusal(mxref_command(*command, "--json", file))
 
 
 def test_without_a_terminal_every_line_is_whole():

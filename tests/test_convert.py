@@ -889,6 +889,11 @@ STRAY = {
     "a program": lambda out: (out / "train.py").write_text("pass"),
     "a link": lambda out: (out / "generation_config.json").symlink_to(out.parent / "letter"),
     "a link for weights": lambda out: (out / "model.safetensors").symlink_to(out.parent / "letter"),
+    "an adapter": lambda out: (out / "adapter_model.safetensors").write_bytes(b"trained"),
+    "weights of no index": lambda out: (
+        (out / INDEX).write_text('{"weight_map": {"x": "model.safetensors"}, "y": "z"}')
+        and (out / "model-00002-of-00002.safetensors").write_bytes(b"trained")
+    ),
     "no weights": lambda out: (out / "model.safetensors").rename(out / "config.json"),
     "no config": lambda out: (out / "config.json").unlink(),
 }

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mxref.checkpoints.checkpoint import load_checkpoint
 from mxref.checkpoints.dialects import DIALECTS, check_patterns
-from mxref.checkpoints.files import INDEX, Output, ShardWriter, read_json, without, write_json
+from mxref.checkpoints.files import INDEX, WHOLE, Output, ShardWriter, get, read_json, without, write_json
 from mxref.checkpoints.plan import DEFAULT, Plan, Wish, make_plan
 from mxref.checkpoints.recode import Change
 from mxref.checkpoints.writers import FLOATS, header_metadata, quantization_configs
@@ -93,7 +93,8 @@ def convert_checkpoint(
     Of a model in floats every linear is quantized whose name ends in `_proj` or `w1`, `w2`, `w3`, or matches a pattern
     of `include`, and matches none of `ignore` (names, wildcards, `re:` expressions). `dialect`: as for `load_checkpoint`.
     `shard_size`: bytes. `measure_losses`: compare what was quantized from floats too. `force`: replace a checkpoint at
-    `out`: a folder of a config.json, weights, and else only files that are written anew, none of them a link.
+    `out`: a folder of a config.json, weights that are `model.safetensors` or that its index names, and else only files
+    that are written anew, none of them a link.
 
     One job at a time is in memory: a weight, gate and up that share a scale, or a stack of experts. Everything is
     written to `.NAME.part` beside `out`, which only one run has at a time, and which takes the name at the end; whatever
@@ -201,6 +202,11 @@ def _check_out(path: Path, out: Path, force: bool, written: Collection[str]) -> 
             raise ValueError(f"{refusal}{file.name} in it is neither weights nor config, nor written anew")
     if held and not ((out / "config.json").is_file() and any(file.suffix == ".safetensors" for file in held)):
         raise ValueError(f"{refusal}this holds not both a config.json and a .safetensors file")
+    listed = get(read_json(out / INDEX), "weight_map")
+    weights = {WHOLE, *(map(str, listed.values()) if isinstance(listed, dict) else ())}
+    for file in held:
+        if file.suffix == ".safetensors" and file.name not in weights:
+            raise ValueError(f"{refusal}{file.name} in it is neither {WHOLE} nor named by {INDEX}")
     folder = path if path.is_dir() else path.parent
     linked = [each.name for each in folder.iterdir() if target in each.resolve().parents]
     if linked:
