@@ -956,6 +956,20 @@ def test_a_link_beside_the_weights_is_copied_unless_it_leads_away(tmp_path):
     assert leftovers(tmp_path) == ["blobs", "out", "secret", "snapshots"]
 
 
+def test_what_is_not_copied_is_said_and_a_link_to_nothing_refused(tmp_path):
+    source = copy(BASE, tmp_path / "in")
+    (source / "additional_chat_templates").mkdir()
+    for name in ("recipe.yaml", "bpe.vocab", ".gitattributes", "merges.txt"):
+        (source / name).write_text("")
+    conversion = convert_checkpoint(source, tmp_path / "out", to="quark", format="mxfp4")
+    assert "not copied: additional_chat_templates, bpe.vocab, recipe.yaml" in conversion.notes
+    assert (tmp_path / "out" / "merges.txt").exists() and not (tmp_path / "out" / "recipe.yaml").exists()
+    (source / "tokenizer.json").symlink_to("gone.json")
+    with pytest.raises(ValueError, match="tokenizer.json links to .*gone.json, which is not there"):
+        convert_checkpoint(source, tmp_path / "other", to="quark", format="mxfp4")
+    assert leftovers(tmp_path) == ["in", "out"]
+
+
 def test_force_replaces_nothing_that_the_source_links_to(tmp_path):
     out, source = tmp_path / "out", tmp_path / "source"
     convert_checkpoint(BASE, out, to="quark", format="mxfp4")

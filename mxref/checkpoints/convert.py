@@ -118,6 +118,7 @@ def convert_checkpoint(
     checkpoint = load_checkpoint(path, dialect=dialect, weights_only=True).streamed()
     beside = path if path.is_dir() else path.parent
     others = _others(beside)
+    left = tuple(_left(beside, others))
     _check_out(path, out, force, {file.name for file in others})
     seen = _held(out)
     for name, patterns in (("ignore", ignore), ("include", include)):
@@ -159,7 +160,7 @@ def convert_checkpoint(
         copied=sum(not job.converts for job in jobs),
         files=tuple(writer.files),
         bytes=size,
-        notes=(*plan.notes, *_dropped(changes), *_not_finite(changes), *_odd(odd_inputs)),
+        notes=(*plan.notes, *_dropped(changes), *_not_finite(changes), *_odd(odd_inputs), *left),
     )
 
 
@@ -358,13 +359,27 @@ def _others(source: Path) -> list[Path]:
     """Tokenizer, generation config and what else stands beside weights and goes along. Raises for links that lead away."""
     found, home = [], source.resolve()
     for path in sorted(source.iterdir()):
-        if path.suffix not in _COPIED and not path.name.startswith("LICENSE") or not path.is_file():
+        if path.suffix not in _COPIED and not path.name.startswith("LICENSE"):
             continue
         if path.name in _CONFIGS or path.name.endswith(".index.json"):
             continue
         target = path.resolve()
+        if path.is_symlink() and not path.exists():
+            raise ValueError(f"{path} links to {target}, which is not there: it cannot be copied; put the file itself there")
+        if not path.is_file():
+            continue
         cached = home.parent.name == "snapshots" and target.parent == home.parent.parent / "blobs"
         if target.parent != home and not cached:
             raise ValueError(f"{path} links to {target}, outside of its folder: it is not copied; put the file itself there")
         found.append(path)
     return found
+
+
+def _left(source: Path, copied: Sequence[Path]) -> Iterator[str]:
+    """What to say of what stands beside the weights and does not go along; of hidden files nothing."""
+    others = {path for path in source.iterdir() if not path.name.startswith(".") and path.suffix != ".safetensors"}
+    others = {path.name for path in others - set(copied) if not path.name.endswith(".index.json")} - {*_CONFIGS}
+    said = sorted(others)
+    if said:
+        more = f" and {len(said) - _SAID} more" if len(said) > _SAID else ""
+        yield f"not copied: {', '.join(said[:_SAID])}{more}"
