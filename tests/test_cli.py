@@ -188,6 +188,20 @@ def test_eval_refuses_bad_usage_in_one_line(evaluate, options, message):
     assert message in refusal(evaluate(*options))
 
 
+@pytest.mark.parametrize(
+    "option, message",
+    [
+        (("--window", 0), "window=0: expected 2 to 64 tokens"),
+        (("--window", -16), "window=-16: expected 2 to 64 tokens"),
+        (("--window", 16, "--tokens", -32), "expected at least one window of ids"),
+    ],
+)
+def test_eval_of_ids_has_a_window(option, message, directory, tmp_path):
+    (tmp_path / "ids.json").write_text(json.dumps([1, 2, 3] * 32))
+    command = ("eval", directory / "model", "--ids", tmp_path / "ids.json", "--formats", "mxfp4", *option)
+    assert message in refusal(mxref_command(*command))
+
+
 def test_eval_of_a_model_without_a_tokenizer_speaks_of_its_options(directory, tmp_path):
     for file in ("config.json", "model.safetensors"):
         (tmp_path / file).symlink_to(directory / "model" / file)

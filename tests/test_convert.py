@@ -7,6 +7,7 @@ test_checkpoints.py.
 
 import importlib.util
 import json
+import math
 import os
 import re
 import signal
@@ -680,6 +681,43 @@ def test_rotated_weights_and_a_kv_cache_are_not_passed_over(tmp_path):
     assert conversion.notes == ("what the config says of the KV cache is not carried over",)
 
 
+def _in_floats(found):
+    for part in ("gate", "up", "down"):
+        for suffix in ("weight_packed", "weight_scale", "weight_global_scale", "input_global_scale"):
+            del found[f"{EXPERT}.{part}_proj.{suffix}"]
+        found[f"{EXPERT}.{part}_proj.weight"] = torch.ones(96, 128, dtype=torch.bfloat16)
+
+
+def _without_an_expert(found):
+    for name in [name for name in found if name.startswith(EXPERT + ".")]:
+        del found[name]
+
+
+FAULTY = {
+    "in floats": (_in_floats, r"experts.0.(gate|up|down)_proj.weight: BF16, which the config says is quantized"),
+    "an expert lacks": (_without_an_expert, r"experts.0.(gate|up|down)_proj: .* not there"),
+    "awq": (lambda t: t.update({f"{EXPERT}.gate_proj.awq_scale": torch.ones(128)}), "gate_proj.awq_scale lies beside"),
+    "rotated": (lambda t: t.update({f"{EXPERT}.gate_proj.R1.weight": torch.eye(128)}), "gate_proj.R1.weight lies beside"),
+}
+
+
+@pytest.mark.parametrize("case", FAULTY)
+def test_a_quantized_source_with_faults_is_not_passed_on(case, tmp_path):
+    change, message = FAULTY[case]
+    with pytest.raises(ValueError, match=message):
+        convert_checkpoint(copy(CT, tmp_path / "in", change), tmp_path / "out", to="modelopt")
+    assert leftovers(tmp_path) == ["in"]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -5.0, 0.0])
+def test_an_input_scale_that_is_no_scale_is_said(value, tmp_path):
+    scale = {f"{EXPERT}.gate_proj.input_global_scale": torch.tensor([value])}
+    notes = convert_checkpoint(
+        copy(CT, tmp_path / "in", lambda t: t.update(scale)), tmp_path / "out", to="compressed-tensors"
+    ).notes
+    assert notes == (f"the input scale of {EXPERT}.gate_proj.weight is no positive finite number in the source",)
+
+
 def test_an_input_scale_that_is_missing_is_no_reason_to_drop_the_others(tmp_path):
     missing = f"{EXPERT}.up_proj.weight"
     for source, suffix in ((MODELOPT, ".input_scale"), (CT, ".input_global_scale")):
@@ -942,6 +980,20 @@ def test_a_link_beside_the_weights_is_copied_unless_it_leads_away(tmp_path):
     with pytest.raises(ValueError, match="notes.txt links to .*secret, outside of its folder: it is not copied"):
         convert_checkpoint(source, tmp_path / "other", to="quark", format="mxfp4")
     assert leftovers(tmp_path) == ["blobs", "out", "secret", "snapshots"]
+
+
+def test_what_is_not_copied_is_said_and_a_link_to_nothing_refused(tmp_path):
+    source = copy(BASE, tmp_path / "in")
+    (source / "additional_chat_templates").mkdir()
+    for name in ("recipe.yaml", "bpe.vocab", ".gitattributes", "merges.txt"):
+        (source / name).write_text("")
+    conversion = convert_checkpoint(source, tmp_path / "out", to="quark", format="mxfp4")
+    assert "not copied: additional_chat_templates, bpe.vocab, recipe.yaml" in conversion.notes
+    assert (tmp_path / "out" / "merges.txt").exists() and not (tmp_path / "out" / "recipe.yaml").exists()
+    (source / "tokenizer.json").symlink_to("gone.json")
+    with pytest.raises(ValueError, match="tokenizer.json links to .*gone.json, which is not there"):
+        convert_checkpoint(source, tmp_path / "other", to="quark", format="mxfp4")
+    assert leftovers(tmp_path) == ["in", "out"]
 
 
 def test_force_replaces_nothing_that_the_source_links_to(tmp_path):

@@ -10,12 +10,16 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from math import inf
 from pathlib import Path
 
-from mxref.checkpoints.checkpoint import load_checkpoint
+import torch
+
+from mxref.checkpoints.checkpoint import Checkpoint, QuantizedWeight, load_checkpoint
 from mxref.checkpoints.dialects import DIALECTS, check_patterns
-from mxref.checkpoints.files import INDEX, WHOLE, Output, ShardWriter, get, read_json, without, write_json
+from mxref.checkpoints.files import INDEX, WHOLE, CheckpointError, Output, ShardWriter, get, read_json, without, write_json
+from mxref.checkpoints.inspection import incomplete, promised
 from mxref.checkpoints.plan import DEFAULT, Plan, Wish, make_plan
 from mxref.checkpoints.recode import Change
 from mxref.checkpoints.writers import FLOATS, header_metadata, quantization_configs
@@ -24,6 +28,7 @@ from mxref.recipes import Recipe
 
 SHARD_SIZE = 5 * 10**9
 _SAID = 8  # weights that a note names
+_BESIDE = ("bias", "k_scale", "v_scale", "output_scale")  # of a linear and of the KV cache, beside a quantized weight
 HF_CONFIG = "hf_quant_config.json"
 _CONFIGS = ("config.json", HF_CONFIG)
 _COPIED = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".py")  # files beside the weights that go along
@@ -113,23 +118,28 @@ def convert_checkpoint(
     checkpoint = load_checkpoint(path, dialect=dialect, weights_only=True).streamed()
     beside = path if path.is_dir() else path.parent
     others = _others(beside)
+    left = tuple(_left(beside, others))
     _check_out(path, out, force, {file.name for file in others})
     seen = _held(out)
     for name, patterns in (("ignore", ignore), ("include", include)):
         check_patterns(name, patterns)
     plan = make_plan(checkpoint, Wish(to, format, activations, recipe, tuple(ignore), tuple(include), measure_losses))
     jobs = plan.jobs()
+    _check_source(path, checkpoint)
     outputs = [output for job in jobs for output in job.outputs]
     size = sum(output.bytes for output in outputs)
     free = shutil.disk_usage(_parent(out)).free
     if size > free:
         raise OSError(f"{out}: {size:,} bytes are to be written where {free:,} are free")
-    changes = []
+    changes, odd_inputs = [], []
     with _new_directory(out, seen) as folder:
         writer = ShardWriter(folder, outputs, shard_size, partial(header_metadata, plan.scheme, plan.dtype))
         try:
             for done, job in enumerate(jobs, start=1):
-                tensors, changed = job.run({name: checkpoint[name] for name in job.sources})
+                read = {name: checkpoint[name] for name in job.sources}
+                odd_inputs += [name for name, value in read.items() if _has_odd_input(value)]
+                tensors, changed = job.run(read)
+                del read
                 for name, tensor in tensors.items():
                     writer.write(name, tensor)
                 changes += changed
@@ -150,7 +160,7 @@ def convert_checkpoint(
         copied=sum(not job.converts for job in jobs),
         files=tuple(writer.files),
         bytes=size,
-        notes=(*plan.notes, *_dropped(changes), *_not_finite(changes)),
+        notes=(*plan.notes, *_dropped(changes), *_not_finite(changes), *_odd(odd_inputs), *left),
     )
 
 
@@ -167,12 +177,35 @@ def _not_finite(changes: Sequence[Change]) -> Iterator[str]:
         yield f"NaN or Inf in the source: {', '.join(said[:_SAID])}{others}"
 
 
+def _has_odd_input(value: QuantizedWeight | torch.Tensor) -> bool:
+    scale = getattr(value, "input_scale", None)
+    return scale is not None and not bool((scale.isfinite() & (scale > 0)).all())
+
+
+def _odd(names: Sequence[str]) -> Iterator[str]:
+    """What to say of input scales by which no input can be quantized."""
+    if names:
+        others = f" and {len(names) - 1} others" if len(names) > 1 else ""
+        yield f"the input scale of {names[0]}{others} is no positive finite number in the source"
+
+
 def _dropped(changes: Sequence[Change]) -> Iterator[str]:
     """What to say of input scales that are not written."""
     names = [change.name for change in changes if change.input_dropped]
     if names:
         others = f" and {len(names) - 1} others" if len(names) > 1 else ""
         yield f"the input scale of {names[0]}{others} is not written: what quantizes inputs cannot be had back"
+
+
+def _check_source(path: Path, checkpoint: Checkpoint) -> None:
+    """Raise for a checkpoint that is not what its config says, or that holds what changes its weights in unknown ways."""
+    modules = {name.removesuffix(".weight") for name in checkpoint.quantized}
+    for name in checkpoint.plain:
+        parents = accumulate(name.split(".")[:-1], lambda above, part: f"{above}.{part}")
+        if name.rpartition(".")[2] not in _BESIDE and not modules.isdisjoint(parents):
+            raise CheckpointError(f"{path}: {name} lies beside a quantized weight, and what it does to it is not known")
+    for finding in (*promised(checkpoint), *(incomplete(checkpoint) if path.is_dir() else ())):
+        raise CheckpointError(f"{path}: {finding.name}: {finding.detail}")
 
 
 def _check_out(path: Path, out: Path, force: bool, written: Collection[str]) -> None:
@@ -323,13 +356,27 @@ def _others(source: Path) -> list[Path]:
     """Tokenizer, generation config and what else stands beside weights and goes along. Raises for links that lead away."""
     found, home = [], source.resolve()
     for path in sorted(source.iterdir()):
-        if path.suffix not in _COPIED and not path.name.startswith("LICENSE") or not path.is_file():
+        if path.suffix not in _COPIED and not path.name.startswith("LICENSE"):
             continue
         if path.name in _CONFIGS or path.name.endswith(".index.json"):
             continue
         target = path.resolve()
+        if path.is_symlink() and not path.exists():
+            raise ValueError(f"{path} links to {target}, which is not there: it cannot be copied; put the file itself there")
+        if not path.is_file():
+            continue
         cached = home.parent.name == "snapshots" and target.parent == home.parent.parent / "blobs"
         if target.parent != home and not cached:
             raise ValueError(f"{path} links to {target}, outside of its folder: it is not copied; put the file itself there")
         found.append(path)
     return found
+
+
+def _left(source: Path, copied: Sequence[Path]) -> Iterator[str]:
+    """What to say of what stands beside the weights and does not go along; of hidden files nothing."""
+    others = {path for path in source.iterdir() if not path.name.startswith(".") and path.suffix != ".safetensors"}
+    others = {path.name for path in others - set(copied) if not path.name.endswith(".index.json")} - {*_CONFIGS}
+    said = sorted(others)
+    if said:
+        more = f" and {len(said) - _SAID} more" if len(said) > _SAID else ""
+        yield f"not copied: {', '.join(said[:_SAID])}{more}"

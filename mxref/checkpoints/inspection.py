@@ -165,7 +165,7 @@ def inspect_checkpoint(
         bits += weight.tensor.bits_per_element * weight.tensor.shape.numel()
         experts |= {weight.tensor.shape[0]} if weight.tensor.ndim == 3 else set()
         scales[name] = {"tensor scale": weight.tensor.tensor_scale, "input scale": weight.input_scale}
-    findings += [*_gate_up(scales), *_unknown(checkpoint, broken), *promised(checkpoint), *_incomplete(checkpoint)]
+    findings += [*_gate_up(scales), *_unknown(checkpoint, broken), *promised(checkpoint), *incomplete(checkpoint)]
     findings += _misshapen(checkpoint)
     known = {finding.name for finding in findings}
     findings += [finding for finding in _lacking(checkpoint) if finding.name not in known]
@@ -322,7 +322,7 @@ def promised(checkpoint: Checkpoint) -> Iterator[Finding]:
                 yield Finding("fault", "missing", name, "the header describes it")
 
 
-def _incomplete(checkpoint: Checkpoint) -> Iterator[Finding]:
+def incomplete(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Layers and experts that the config counts and the files lack."""
     config = language_config(checkpoint.config)
     layers: set[int] = set()

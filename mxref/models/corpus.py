@@ -53,10 +53,10 @@ def read_ids(ids: Tensor | Sequence | Path, model: nn.Module, window: int, token
             f"ids={name!r}: {ids.dtype} {list(ids.shape)}; expected integers [windows, window], or one sequence"
         )
     ids = ids.long().cpu()
+    _check_window(model, window if ids.ndim == 1 else ids.shape[1])
     if ids.ndim == 1:
-        count = min(len(ids), tokens) // window
+        count = max(min(len(ids), tokens), 0) // window
         ids = ids[: count * window].view(count, window)
-    _check_window(model, ids.shape[1])
     size = model.config.get_text_config().vocab_size
     if not len(ids) or not 0 <= int(ids.min()) <= int(ids.max()) < size:
         raise ValueError(f"ids={name!r}: expected at least one window of ids from 0 to {size - 1}")
