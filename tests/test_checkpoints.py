@@ -236,7 +236,8 @@ def write_mx(path, dialect, q, format):
 def test_every_layout_gives_back_what_was_stored(dialect, format, tmp_path, rng):
     x = torch.from_numpy(rng.standard_normal((130, 96), dtype="float32"))
     q = mxref.quantize(x, format)
-    tensor = load_checkpoint(write_mx(tmp_path / "made", dialect, q, format))["m.q_proj.weight"].tensor
+    path = write_mx(tmp_path / "made", dialect, q, format)
+    tensor = load_checkpoint(path, weights_only=True)["m.q_proj.weight"].tensor
     assert tensor.format.name == format
     assert_same_bits(tensor.packed, q.packed)
     assert_same_bits(tensor.scales, q.scales)
@@ -696,6 +697,7 @@ NOT_FOLLOWED = {  # what makes the weights other than they are read
         {(*QUARK_ALL, "weight", "scale_format"): "float32"},
         'scale_format "float32": expected "e8m0"',
     ),
+    "no inputs, ModelOpt": (MODELOPT, {INPUTS: None}, 'quant_algo "NVFP4": config_groups say input_activations null'),
     "two groups": (CT, second_group(targets=["Linear"], input_activations=None), "'Linear' and 'Linear' say different"),
 }
 NOT_RUN = {  # what a forward pass would have to do
@@ -732,6 +734,13 @@ NOT_RUN = {  # what a forward pass would have to do
         {("quantization_config", "quant_type", "default", "_data", "block_size"): 16},
         "block_size 16: expected 32",
     ),
+    "a layer of another algorithm": (
+        MODELOPT,
+        said(quantized_layers={f"{EXPERT}.gate_proj": {"quant_algo": "W4A16_NVFP4", "group_size": 16}}),
+        'gate_proj.quant_algo "W4A16_NVFP4": expected NVFP4, as quant_algo says of all',
+    ),
+    "no groups": (CT, said(config_groups={}), "config_groups {}: expected a group"),
+    "no config of all, Quark": (QUARK_MX, said(global_quant_config={}), "global_quant_config {}: expected an object"),
     "inputs unsaid": (
         TORCHAO,
         {("quantization_config", "quant_type", "default", "_data", "activation_dtype"): None},

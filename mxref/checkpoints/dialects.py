@@ -408,6 +408,9 @@ def _scheme(group: dict) -> str:
 
 def _read_compressed_tensors(quantization: dict) -> Declared:
     found = _groups(quantization)
+    if "quant_method" in quantization and not get(quantization, "config_groups"):
+        given = get(quantization, "config_groups")
+        found["unread"] += (_said("config_groups", given, "expected a group, to say how inputs are quantized"),)
     sparsity = get(quantization, "sparsity_config")
     if sparsity and get(sparsity, "format") != "dense":
         found["refused"] += (_said("sparsity_config", sparsity, "expected none"),)
@@ -421,8 +424,12 @@ def _read_modelopt(quantization: dict) -> Declared:
     found = _groups(quantization)
     layers, refused, unread = {}, [*found["refused"]], [*found["unread"]]
     quantized = _typed(quantization, "quantized_layers", dict)
+    top = str(get(quantization, "quant_algo") or "MIXED_PRECISION").upper()
     for module, settings in {"": quantization, **quantized}.items():
         given = get(settings, "quant_algo")
+        if module and top not in ("MIXED_PRECISION", str(given).upper()):
+            key = f"quantized_layers.{module}.quant_algo"
+            unread.append(_said(key, given, f"expected {top}, as quant_algo says of all"))
         if given is None or not module and quantized and given == "MIXED_PRECISION":
             continue
         key = f"quantized_layers.{module}.quant_algo" if module else "quant_algo"
@@ -448,16 +455,17 @@ def _read_modelopt(quantization: dict) -> Declared:
     if whole and found["formats"] - {whole}:
         groups = ", ".join(sorted(found["formats"]))
         refused.append(_said("quant_algo", get(quantization, "quant_algo"), f"config_groups say {groups}"))
-    algorithm = str(get(quantization, "quant_algo")).upper()
     activations = found["activations"]
-    if algorithm == "W4A16_NVFP4" and activations:
-        refused.append(_said("quant_algo", algorithm, f"config_groups say input_activations in {activations}"))
-    if algorithm == "NVFP4" and not get(quantization, "config_groups"):
+    if top == "W4A16_NVFP4" and activations:
+        refused.append(_said("quant_algo", top, f"config_groups say input_activations in {activations}"))
+    if top == "NVFP4" and not get(quantization, "config_groups"):
         activations = "nvfp4"
+    elif top == "NVFP4" and activations is None and not found["unread"]:
+        refused.append(_said("quant_algo", top, "config_groups say input_activations null"))
     algorithms = {str(get(settings, "quant_algo")) for settings in _objects(quantization, "quantized_layers")}
     if algorithms == {"NVFP4"} and whole is None:
         activations = "nvfp4"
-    elif len(algorithms) > 1:
+    elif len(algorithms) > 1 and top == "MIXED_PRECISION":
         unread.append(f"quantized_layers of {', '.join(sorted(algorithms))}: expected one algorithm")
     skips = tuple(dict.fromkeys(_strings(quantization, "ignore") + _strings(quantization, "exclude_modules")))
     return Declared(
@@ -498,6 +506,9 @@ def _read_quark(quantization: dict) -> Declared:
     specs = _typed(quantization, "layer_quant_config", dict)
     layers = {name: _quark_format(get(spec, "weight")) for name, spec in specs.items()}
     unread, refused = [], []
+    if "quant_method" in quantization and not whole and not specs:
+        given = get(quantization, "global_quant_config")
+        unread.append(_said("global_quant_config", given, "expected an object, to say how inputs are quantized"))
     named = {"global_quant_config": whole} | {f"layer_quant_config.{name}": spec for name, spec in specs.items()}
     for key, spec in named.items():
         given = get(spec, "input_tensors")
