@@ -622,6 +622,7 @@ def test_no_corruption_of_a_config_crashes(data, tmp_path_factory):
 # configs that say what is not followed
 
 TORCHAO, CT_MX, QUARK_MX = (DATA / f"{name}-qwen3moe" for name in ("torchao-mxfp4", "llmcompressor-mxfp4", "quark-mxfp4"))
+QUARK_NV = DATA / "quark-nvfp4ish-qwen3moe"
 GROUP = ("quantization_config", "config_groups", "group_0")
 WEIGHTS, INPUTS = (*GROUP, "weights"), (*GROUP, "input_activations")
 QUARK_ALL = ("quantization_config", "global_quant_config")
@@ -698,6 +699,14 @@ NOT_FOLLOWED = {  # what makes the weights other than they are read
         'scale_format "float32": expected "e8m0"',
     ),
     "no inputs, ModelOpt": (MODELOPT, {INPUTS: None}, 'quant_algo "NVFP4": config_groups say input_activations null'),
+    "scales of inputs, ModelOpt": (MODELOPT, said(pre_quant_scale=True), "pre_quant_scale true: expected false"),
+    "zero points, ModelOpt": (MODELOPT, said(has_zero_point=True), "has_zero_point true: expected false"),
+    "order of codes, Quark": (
+        QUARK_MX,
+        {("quantization_config", "export", "pack_method"): "order"},
+        'export.pack_method "order": expected "reorder"',
+    ),
+    "one level, Quark": (QUARK_NV, {(*QUARK_ALL, "weight"): lambda specs: specs[:1]}, "weight .*: expected a second spec"),
     "two groups": (CT, second_group(targets=["Linear"], input_activations=None), "'Linear' and 'Linear' say different"),
 }
 NOT_RUN = {  # what a forward pass would have to do
@@ -741,6 +750,21 @@ NOT_RUN = {  # what a forward pass would have to do
     ),
     "no groups": (CT, said(config_groups={}), "config_groups {}: expected a group"),
     "no config of all, Quark": (QUARK_MX, said(global_quant_config={}), "global_quant_config {}: expected an object"),
+    "symmetry, Quark": (
+        QUARK_MX,
+        {(*QUARK_ALL, "input_tensors", "symmetric"): False},
+        "input_tensors.symmetric false: expected true",
+    ),
+    "blocks, Quark": (
+        QUARK_MX,
+        {(*QUARK_ALL, "input_tensors", "block_size"): [32]},
+        r"input_tensors.block_size \[32\]: expected null",
+    ),
+    "dynamic scales, Quark": (
+        QUARK_NV,
+        {(*QUARK_ALL, "input_tensors"): lambda specs: [specs[0], specs[1] | {"is_dynamic": True}]},
+        "input_tensors.1.is_dynamic true: expected false",
+    ),
     "inputs unsaid": (
         TORCHAO,
         {("quantization_config", "quant_type", "default", "_data", "activation_dtype"): None},

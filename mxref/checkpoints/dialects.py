@@ -426,6 +426,9 @@ def _read_modelopt(quantization: dict) -> Declared:
     quantized = _typed(quantization, "quantized_layers", dict)
     top = str(get(quantization, "quant_algo") or "MIXED_PRECISION").upper()
     for module, settings in {"": quantization, **quantized}.items():
+        for name in ("pre_quant_scale", "has_zero_point"):
+            if given := get(settings, name):
+                refused.append(_said(f"quantized_layers.{module}.{name}" if module else name, given, "expected false"))
         given = get(settings, "quant_algo")
         if module and top not in ("MIXED_PRECISION", str(given).upper()):
             key = f"quantized_layers.{module}.quant_algo"
@@ -490,14 +493,18 @@ def _quark_format(spec: Any) -> str | None:
 
 
 # What Quark's specs may say: of codes, and of how inputs are quantized.
-_QUARK_CODES = dict(qscheme=("per_group",), ch_axis=(-1,))
+_QUARK_CODES = dict(qscheme=("per_group",), ch_axis=(-1,), symmetric=(True,), block_size=())
 _QUARK_INPUTS = _QUARK_CODES | dict(is_dynamic=(True,), round_method=("half_even",), scale_calculation_mode=("even",))
+_QUARK_SCALES = dict(dtype=("fp8_e4m3",), qscheme=("per_tensor",), is_dynamic=(False,))  # of NVFP4's block scales
 _QUARK_FORMATS = "expected null, or fp4, fp6_e2m3, fp6_e3m2 or fp8_e4m3 in groups of 32, or fp4 of 16"
 
 
 def _odd_spec(key: str, given: Any, read: Mapping[str, tuple]) -> list[str]:
-    scales = "float32" if _quark_format(given) == "nvfp4" else "e8m0"
-    return _odd(key, given[0] if isinstance(given, list) else given, read | dict(scale_format=(scales,)))
+    levels, has_tensor_scale = given if isinstance(given, list) else [given], _quark_format(given) == "nvfp4"
+    odd = _odd(key, levels[0], read | dict(scale_format=("float32" if has_tensor_scale else "e8m0",)))
+    if len(levels) != 1 + has_tensor_scale:
+        return [*odd, _said(key, given, "expected a second spec, of its scales, for fp4 in groups of 16, and for no other")]
+    return odd + (_odd(f"{key}.1", levels[1], _QUARK_SCALES) if has_tensor_scale else [])
 
 
 def _read_quark(quantization: dict) -> Declared:
@@ -529,6 +536,7 @@ def _read_quark(quantization: dict) -> Declared:
     for name, spec in _typed(quantization, "layer_type_quant_config", dict).items():
         if spec != whole:
             refused.append(_said(f"layer_type_quant_config.{name}", spec, "expected none, or what global_quant_config says"))
+    refused += _odd("export", get(quantization, "export"), dict(pack_method=("reorder",)))
     if given := get(quantization, "algo_config"):
         refused.append(_said("algo_config", given, "expected null: what it changes in the model is not undone or run"))
     if given := get(quantization, "softmax_quant_spec"):
