@@ -25,8 +25,8 @@ from safetensors.torch import load_file, save_file
 
 import mxref
 from mxref.checkpoints import CheckpointError, QuantizedWeight, convert_checkpoint, inspect_checkpoint, load_checkpoint
-from mxref.checkpoints.dialects import declared
-from mxref.checkpoints.files import INDEX, Shards
+from mxref.checkpoints.dialects import declared, header_says
+from mxref.checkpoints.files import INDEX, Shards, open_shards
 
 DATA = Path(__file__).parent / "data" / "checkpoints"
 ROOTS = [DATA, *([Path(os.environ["MXREF_CHECKPOINTS"])] if os.environ.get("MXREF_CHECKPOINTS") else [])]
@@ -831,6 +831,22 @@ def test_torchaos_choice_by_module_is_followed_where_all_that_is_quantized_is_qu
         edited(TORCHAO, tmp_path / key, {(*settings, key, "_data"): "float8_e4m3fn"})
         message = f"the header says {where} in mxfp4, and the config mxfp8_e4m3"
         refused(lambda key=key: load_checkpoint(tmp_path / key), message)
+
+
+@pytest.mark.parametrize(
+    "key, value", [("block_size", 16), ("scaling_mode", {"_type": "ScaleCalculationMode", "_data": "FLOOR"})]
+)
+def test_inputs_that_torchaos_header_quantizes_otherwise_are_refused(key, value):
+    metadata = open_shards(TORCHAO)[0].metadata
+    name = next(name for name, text in metadata.items() if "act_quant_kwargs" in text)
+    described = json.loads(metadata[name])
+    says = declared("torchao", json.loads((TORCHAO / "config.json").read_text())["quantization_config"])
+    assert header_says("torchao", metadata, name, says)[0] == "mxfp4"
+    described["_data"]["act_quant_kwargs"]["_data"][key] = value
+    refused(
+        lambda: header_says("torchao", {name: json.dumps(described)}, name, says),
+        f"{name}: the header says act_quant_kwargs.{key} .*: expected ",
+    )
 
 
 def test_groups_of_other_formats_are_those_of_their_modules_a_name_before_an_expression_before_a_class(tmp_path):

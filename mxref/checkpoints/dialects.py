@@ -634,4 +634,8 @@ def header_says(dialect: str, metadata: Mapping[str, str], weight: str, says: De
     ):
         if given not in expected:
             raise CheckpointError(f"{weight}: the header says {what} in {given}, and the config {', '.join(expected)}")
+    kwargs = get(data, "act_quant_kwargs", "_data")
+    of_inputs = {"block_size": get(kwargs, "block_size"), "scaling_mode": get(kwargs, "scaling_mode", "_data")}
+    if odd := _odd("act_quant_kwargs", of_inputs, dict(block_size=(32,), scaling_mode=("RCEIL",))):
+        raise CheckpointError(f"{weight}: the header says {odd[0]}")
     return format, "tile_128x4" if swizzled else "linear"
