@@ -25,8 +25,8 @@ from safetensors.torch import load_file, save_file
 
 import mxref
 from mxref.checkpoints import CheckpointError, QuantizedWeight, convert_checkpoint, inspect_checkpoint, load_checkpoint
-from mxref.checkpoints.dialects import declared
-from mxref.checkpoints.files import INDEX, Shards
+from mxref.checkpoints.dialects import declared, header_says
+from mxref.checkpoints.files import INDEX, Shards, open_shards
 
 DATA = Path(__file__).parent / "data" / "checkpoints"
 ROOTS = [DATA, *([Path(os.environ["MXREF_CHECKPOINTS"])] if os.environ.get("MXREF_CHECKPOINTS") else [])]
@@ -236,7 +236,8 @@ def write_mx(path, dialect, q, format):
 def test_every_layout_gives_back_what_was_stored(dialect, format, tmp_path, rng):
     x = torch.from_numpy(rng.standard_normal((130, 96), dtype="float32"))
     q = mxref.quantize(x, format)
-    tensor = load_checkpoint(write_mx(tmp_path / "made", dialect, q, format))["m.q_proj.weight"].tensor
+    path = write_mx(tmp_path / "made", dialect, q, format)
+    tensor = load_checkpoint(path, weights_only=True)["m.q_proj.weight"].tensor
     assert tensor.format.name == format
     assert_same_bits(tensor.packed, q.packed)
     assert_same_bits(tensor.scales, q.scales)
@@ -621,6 +622,7 @@ def test_no_corruption_of_a_config_crashes(data, tmp_path_factory):
 # configs that say what is not followed
 
 TORCHAO, CT_MX, QUARK_MX = (DATA / f"{name}-qwen3moe" for name in ("torchao-mxfp4", "llmcompressor-mxfp4", "quark-mxfp4"))
+QUARK_NV = DATA / "quark-nvfp4ish-qwen3moe"
 GROUP = ("quantization_config", "config_groups", "group_0")
 WEIGHTS, INPUTS = (*GROUP, "weights"), (*GROUP, "input_activations")
 QUARK_ALL = ("quantization_config", "global_quant_config")
@@ -696,6 +698,15 @@ NOT_FOLLOWED = {  # what makes the weights other than they are read
         {(*QUARK_ALL, "weight", "scale_format"): "float32"},
         'scale_format "float32": expected "e8m0"',
     ),
+    "no inputs, ModelOpt": (MODELOPT, {INPUTS: None}, 'quant_algo "NVFP4": config_groups say input_activations null'),
+    "scales of inputs, ModelOpt": (MODELOPT, said(pre_quant_scale=True), "pre_quant_scale true: expected false"),
+    "zero points, ModelOpt": (MODELOPT, said(has_zero_point=True), "has_zero_point true: expected false"),
+    "order of codes, Quark": (
+        QUARK_MX,
+        {("quantization_config", "export", "pack_method"): "order"},
+        'export.pack_method "order": expected "reorder"',
+    ),
+    "one level, Quark": (QUARK_NV, {(*QUARK_ALL, "weight"): lambda specs: specs[:1]}, "weight .*: expected a second spec"),
     "two groups": (CT, second_group(targets=["Linear"], input_activations=None), "'Linear' and 'Linear' say different"),
 }
 NOT_RUN = {  # what a forward pass would have to do
@@ -731,6 +742,28 @@ NOT_RUN = {  # what a forward pass would have to do
         TORCHAO,
         {("quantization_config", "quant_type", "default", "_data", "block_size"): 16},
         "block_size 16: expected 32",
+    ),
+    "a layer of another algorithm": (
+        MODELOPT,
+        said(quantized_layers={f"{EXPERT}.gate_proj": {"quant_algo": "W4A16_NVFP4", "group_size": 16}}),
+        'gate_proj.quant_algo "W4A16_NVFP4": expected NVFP4, as quant_algo says of all',
+    ),
+    "no groups": (CT, said(config_groups={}), "config_groups {}: expected a group"),
+    "no config of all, Quark": (QUARK_MX, said(global_quant_config={}), "global_quant_config {}: expected an object"),
+    "symmetry, Quark": (
+        QUARK_MX,
+        {(*QUARK_ALL, "input_tensors", "symmetric"): False},
+        "input_tensors.symmetric false: expected true",
+    ),
+    "blocks, Quark": (
+        QUARK_MX,
+        {(*QUARK_ALL, "input_tensors", "block_size"): [32]},
+        r"input_tensors.block_size \[32\]: expected null",
+    ),
+    "dynamic scales, Quark": (
+        QUARK_NV,
+        {(*QUARK_ALL, "input_tensors"): lambda specs: [specs[0], specs[1] | {"is_dynamic": True}]},
+        "input_tensors.1.is_dynamic true: expected false",
     ),
     "inputs unsaid": (
         TORCHAO,
@@ -798,6 +831,22 @@ def test_torchaos_choice_by_module_is_followed_where_all_that_is_quantized_is_qu
         edited(TORCHAO, tmp_path / key, {(*settings, key, "_data"): "float8_e4m3fn"})
         message = f"the header says {where} in mxfp4, and the config mxfp8_e4m3"
         refused(lambda key=key: load_checkpoint(tmp_path / key), message)
+
+
+@pytest.mark.parametrize(
+    "key, value", [("block_size", 16), ("scaling_mode", {"_type": "ScaleCalculationMode", "_data": "FLOOR"})]
+)
+def test_inputs_that_torchaos_header_quantizes_otherwise_are_refused(key, value):
+    metadata = open_shards(TORCHAO)[0].metadata
+    name = next(name for name, text in metadata.items() if "act_quant_kwargs" in text)
+    described = json.loads(metadata[name])
+    says = declared("torchao", json.loads((TORCHAO / "config.json").read_text())["quantization_config"])
+    assert header_says("torchao", metadata, name, says)[0] == "mxfp4"
+    described["_data"]["act_quant_kwargs"]["_data"][key] = value
+    refused(
+        lambda: header_says("torchao", {name: json.dumps(described)}, name, says),
+        f"{name}: the header says act_quant_kwargs.{key} .*: expected ",
+    )
 
 
 def test_groups_of_other_formats_are_those_of_their_modules_a_name_before_an_expression_before_a_class(tmp_path):

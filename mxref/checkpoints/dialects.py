@@ -408,6 +408,9 @@ def _scheme(group: dict) -> str:
 
 def _read_compressed_tensors(quantization: dict) -> Declared:
     found = _groups(quantization)
+    if "quant_method" in quantization and not get(quantization, "config_groups"):
+        given = get(quantization, "config_groups")
+        found["unread"] += (_said("config_groups", given, "expected a group, to say how inputs are quantized"),)
     sparsity = get(quantization, "sparsity_config")
     if sparsity and get(sparsity, "format") != "dense":
         found["refused"] += (_said("sparsity_config", sparsity, "expected none"),)
@@ -421,8 +424,15 @@ def _read_modelopt(quantization: dict) -> Declared:
     found = _groups(quantization)
     layers, refused, unread = {}, [*found["refused"]], [*found["unread"]]
     quantized = _typed(quantization, "quantized_layers", dict)
+    top = str(get(quantization, "quant_algo") or "MIXED_PRECISION").upper()
     for module, settings in {"": quantization, **quantized}.items():
+        for name in ("pre_quant_scale", "has_zero_point"):
+            if given := get(settings, name):
+                refused.append(_said(f"quantized_layers.{module}.{name}" if module else name, given, "expected false"))
         given = get(settings, "quant_algo")
+        if module and top not in ("MIXED_PRECISION", str(given).upper()):
+            key = f"quantized_layers.{module}.quant_algo"
+            unread.append(_said(key, given, f"expected {top}, as quant_algo says of all"))
         if given is None or not module and quantized and given == "MIXED_PRECISION":
             continue
         key = f"quantized_layers.{module}.quant_algo" if module else "quant_algo"
@@ -448,16 +458,17 @@ def _read_modelopt(quantization: dict) -> Declared:
     if whole and found["formats"] - {whole}:
         groups = ", ".join(sorted(found["formats"]))
         refused.append(_said("quant_algo", get(quantization, "quant_algo"), f"config_groups say {groups}"))
-    algorithm = str(get(quantization, "quant_algo")).upper()
     activations = found["activations"]
-    if algorithm == "W4A16_NVFP4" and activations:
-        refused.append(_said("quant_algo", algorithm, f"config_groups say input_activations in {activations}"))
-    if algorithm == "NVFP4" and not get(quantization, "config_groups"):
+    if top == "W4A16_NVFP4" and activations:
+        refused.append(_said("quant_algo", top, f"config_groups say input_activations in {activations}"))
+    if top == "NVFP4" and not get(quantization, "config_groups"):
         activations = "nvfp4"
+    elif top == "NVFP4" and activations is None and not found["unread"]:
+        refused.append(_said("quant_algo", top, "config_groups say input_activations null"))
     algorithms = {str(get(settings, "quant_algo")) for settings in _objects(quantization, "quantized_layers")}
     if algorithms == {"NVFP4"} and whole is None:
         activations = "nvfp4"
-    elif len(algorithms) > 1:
+    elif len(algorithms) > 1 and top == "MIXED_PRECISION":
         unread.append(f"quantized_layers of {', '.join(sorted(algorithms))}: expected one algorithm")
     skips = tuple(dict.fromkeys(_strings(quantization, "ignore") + _strings(quantization, "exclude_modules")))
     return Declared(
@@ -482,14 +493,18 @@ def _quark_format(spec: Any) -> str | None:
 
 
 # What Quark's specs may say: of codes, and of how inputs are quantized.
-_QUARK_CODES = dict(qscheme=("per_group",), ch_axis=(-1,))
+_QUARK_CODES = dict(qscheme=("per_group",), ch_axis=(-1,), symmetric=(True,), block_size=())
 _QUARK_INPUTS = _QUARK_CODES | dict(is_dynamic=(True,), round_method=("half_even",), scale_calculation_mode=("even",))
+_QUARK_SCALES = dict(dtype=("fp8_e4m3",), qscheme=("per_tensor",), is_dynamic=(False,))  # of NVFP4's block scales
 _QUARK_FORMATS = "expected null, or fp4, fp6_e2m3, fp6_e3m2 or fp8_e4m3 in groups of 32, or fp4 of 16"
 
 
 def _odd_spec(key: str, given: Any, read: Mapping[str, tuple]) -> list[str]:
-    scales = "float32" if _quark_format(given) == "nvfp4" else "e8m0"
-    return _odd(key, given[0] if isinstance(given, list) else given, read | dict(scale_format=(scales,)))
+    levels, has_tensor_scale = given if isinstance(given, list) else [given], _quark_format(given) == "nvfp4"
+    odd = _odd(key, levels[0], read | dict(scale_format=("float32" if has_tensor_scale else "e8m0",)))
+    if len(levels) != 1 + has_tensor_scale:
+        return [*odd, _said(key, given, "expected a second spec, of its scales, for fp4 in groups of 16, and for no other")]
+    return odd + (_odd(f"{key}.1", levels[1], _QUARK_SCALES) if has_tensor_scale else [])
 
 
 def _read_quark(quantization: dict) -> Declared:
@@ -498,6 +513,9 @@ def _read_quark(quantization: dict) -> Declared:
     specs = _typed(quantization, "layer_quant_config", dict)
     layers = {name: _quark_format(get(spec, "weight")) for name, spec in specs.items()}
     unread, refused = [], []
+    if "quant_method" in quantization and not whole and not specs:
+        given = get(quantization, "global_quant_config")
+        unread.append(_said("global_quant_config", given, "expected an object, to say how inputs are quantized"))
     named = {"global_quant_config": whole} | {f"layer_quant_config.{name}": spec for name, spec in specs.items()}
     for key, spec in named.items():
         given = get(spec, "input_tensors")
@@ -518,6 +536,7 @@ def _read_quark(quantization: dict) -> Declared:
     for name, spec in _typed(quantization, "layer_type_quant_config", dict).items():
         if spec != whole:
             refused.append(_said(f"layer_type_quant_config.{name}", spec, "expected none, or what global_quant_config says"))
+    refused += _odd("export", get(quantization, "export"), dict(pack_method=("reorder",)))
     if given := get(quantization, "algo_config"):
         refused.append(_said("algo_config", given, "expected null: what it changes in the model is not undone or run"))
     if given := get(quantization, "softmax_quant_spec"):
@@ -615,4 +634,8 @@ def header_says(dialect: str, metadata: Mapping[str, str], weight: str, says: De
     ):
         if given not in expected:
             raise CheckpointError(f"{weight}: the header says {what} in {given}, and the config {', '.join(expected)}")
+    kwargs = get(data, "act_quant_kwargs", "_data")
+    of_inputs = {"block_size": get(kwargs, "block_size"), "scaling_mode": get(kwargs, "scaling_mode", "_data")}
+    if odd := _odd("act_quant_kwargs", of_inputs, dict(block_size=(32,), scaling_mode=("RCEIL",))):
+        raise CheckpointError(f"{weight}: the header says {odd[0]}")
     return format, "tile_128x4" if swizzled else "linear"
