@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -9,7 +10,7 @@ import mxref
 from docs._generate.drawing import box, figure, text
 from docs._generate.markdown import hexadecimal, table
 from mxref.checkpoints.dialects import DIALECTS, Layout
-from mxref.checkpoints.writers import ACTIVATIONS
+from mxref.checkpoints.writers import ACTIVATIONS, MODELOPT
 from mxref.formats import BLOCK_FORMATS
 from mxref.packing import _TILE_COLUMNS, _TILE_ROWS, LAYOUTS
 
@@ -176,13 +177,19 @@ def dialects() -> str:
     return table(header, rows)
 
 
+def _pinned(library: str) -> str:
+    """The version of a library that the tests run."""
+    pins = (Path(__file__).parents[2] / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    return next(pin for pin in pins if pin.startswith(f"{library}==")).split("==")[1].split(";")[0].strip()
+
+
 # What readers make of each dialect and format that is written: the tool's own library, transformers, vLLM.
 _LIBRARIES = {
-    "compressed-tensors": "compressed-tensors 0.20.1: bit for bit",
-    "modelopt": "ModelOpt 0.47.0: bit for bit",
+    "compressed-tensors": f"compressed-tensors {_pinned('compressed-tensors')}: bit for bit",
+    "modelopt": f"ModelOpt {MODELOPT['version']}: bit for bit",
     "quark": "not run",
     "gpt-oss": "transformers is its reader",
-    "torchao": "torchao 0.18.0: bit for bit",
+    "torchao": f"torchao {_pinned('torchao')}: bit for bit",
 }
 _OWN_FILES = {("quark", "mxfp4"), ("quark", "mxfp6_e2m3"), ("compressed-tensors", "mxfp4")}
 # Experts of a small model, as transformers 5.24 has them once it has loaded what was written (`test_load.py`).

@@ -45,6 +45,11 @@ class QuantizedWeight:
         return replace(self, tensor=replace(q, packed=packed, scales=scales), rows="concatenated")
 
 
+def usable(scale: torch.Tensor) -> torch.Tensor:
+    """Which scales an input can be quantized by: finite ones above zero."""
+    return scale.isfinite() & (scale > 0)
+
+
 @dataclass(frozen=True)
 class StoredWeight:
     """Which tensors of the files make one weight, in which layout, and its shape `[out, in]` or `[experts, out, in]`."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from mxref.checkpoints.checkpoint import Checkpoint, QuantizedWeight, load_checkpoint
+from mxref.checkpoints.checkpoint import Checkpoint, QuantizedWeight, load_checkpoint, usable
 from mxref.checkpoints.dialects import DIALECTS, check_patterns
 from mxref.checkpoints.files import INDEX, WHOLE, CheckpointError, Output, ShardWriter, get, read_json, without, write_json
 from mxref.checkpoints.inspection import incomplete, promised
@@ -179,7 +179,7 @@ def _not_finite(changes: Sequence[Change]) -> Iterator[str]:
 
 def _has_odd_input(value: QuantizedWeight | torch.Tensor) -> bool:
     scale = getattr(value, "input_scale", None)
-    return scale is not None and not bool((scale.isfinite() & (scale > 0)).all())
+    return scale is not None and not bool(usable(scale).all())
 
 
 def _odd(names: Sequence[str]) -> Iterator[str]:

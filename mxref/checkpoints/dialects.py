@@ -225,7 +225,7 @@ def find_dialect(config: dict, producer_config: dict, given: str | None, has_cod
             "dialect= to choose"
         )
     if given is not None:
-        return given, others | (found or {}) | others, None
+        return given, (found or {}) | others, None
     if found:
         if dialect not in DIALECTS:
             raise ValueError(f"quant_method={method!r} in the config: give dialect=, one of {', '.join(DIALECTS)}")
@@ -352,7 +352,7 @@ def _groups(quantization: dict) -> dict[str, Any]:
     weights, inputs = ([get(group, key) for group in groups] for key in ("weights", "input_activations"))
     formats, activations = [*map(_float_format, weights)], [*map(_float_format, inputs)]
     unread, refused = [], []
-    for key, group, format in zip(keys, groups, formats):
+    for key, group, format, of_inputs in zip(keys, groups, formats, activations):
         container = get(group, "format") or get(quantization, "format")
         if container in CONTAINERS.values() or format and isinstance(container, str) and container != "mixed-precision":
             if container != CONTAINERS.get(format):
@@ -361,10 +361,10 @@ def _groups(quantization: dict) -> dict[str, Any]:
             refused.append(_said(f"{key}.format", container, f"expected {whole!r}, as format says of all"))
         refused += _odd_arguments(f"{key}.weights", group.get("weights"))
         given = get(group, "input_activations")
-        if given and _float_format(given) is None:
+        if given and of_inputs is None:
             unread.append(_said(f"{key}.input_activations", given, _GROUP_FORMATS))
         unread += _odd_arguments(f"{key}.input_activations", given)
-        if _float_format(given) not in (None, "nvfp4"):
+        if of_inputs not in (None, "nvfp4"):
             unread += _odd(f"{key}.input_activations", given, dict(dynamic=(True,)))
         if get(group, "output_activations"):
             unread.append(_said(f"{key}.output_activations", group["output_activations"], "expected null"))
@@ -426,16 +426,15 @@ def _read_modelopt(quantization: dict) -> Declared:
     quantized = _typed(quantization, "quantized_layers", dict)
     top = str(get(quantization, "quant_algo") or "MIXED_PRECISION").upper()
     for module, settings in {"": quantization, **quantized}.items():
+        where = f"quantized_layers.{module}." if module else ""
         for name in ("pre_quant_scale", "has_zero_point"):
             if given := get(settings, name):
-                refused.append(_said(f"quantized_layers.{module}.{name}" if module else name, given, "expected false"))
-        given = get(settings, "quant_algo")
+                refused.append(_said(where + name, given, "expected false"))
+        key, given = where + "quant_algo", get(settings, "quant_algo")
         if module and top not in ("MIXED_PRECISION", str(given).upper()):
-            key = f"quantized_layers.{module}.quant_algo"
             unread.append(_said(key, given, f"expected {top}, as quant_algo says of all"))
         if given is None or not module and quantized and given == "MIXED_PRECISION":
             continue
-        key = f"quantized_layers.{module}.quant_algo" if module else "quant_algo"
         name = str(given).upper()
         if name not in _ALGORITHMS:
             changed = "AWQ" in name or "SVD" in name  # the weights, by what stands beside them
@@ -445,7 +444,7 @@ def _read_modelopt(quantization: dict) -> Declared:
             layers[module] = {"mxfp8": "mxfp8_e4m3"}.get(format[0], format[0])
             size, expected = get(settings, "group_size"), BLOCK_FORMATS[layers[module]].block_size
             if size is not None and size != expected:
-                refused.append(_said(key.replace("quant_algo", "group_size"), size, f"{given} has blocks of {expected}"))
+                refused.append(_said(where + "group_size", size, f"{given} has blocks of {expected}"))
     whole = layers.pop("", None)
     for group in _objects(quantization, "config_groups"):
         given = get(group, "weights")

@@ -48,12 +48,14 @@ class UnreadableError(CheckpointError):
 
 @dataclass(frozen=True)
 class Entry:
-    """What a header says of a tensor: its dtype in safetensors' own words, its shape, and the shard that holds it."""
+    """What a header says of a tensor: its dtype in safetensors' own words, its shape, the shard that holds it, and between
+    which bytes of that."""
 
     dtype: str
     shape: tuple[int, ...]
     shard: Path
     handle: Any
+    place: tuple[int, int]
 
 
 class Shards:
@@ -71,20 +73,21 @@ class Shards:
         for path in paths:
             handle = _open(path)
             with path.open("rb") as file:
-                _header(file)
+                header, start = _header(file), file.tell()
             self.metadata |= handle.metadata() or {}
             for name in handle.keys():
                 if name in self.entries:
                     both = f"{self.entries[name].shard.name} and {path.name}"
                     raise CheckpointError(f"{name} is in {both}: expected one shard to hold it")
                 part = handle.get_slice(name)
-                self.entries[name] = Entry(part.get_dtype(), tuple(part.get_shape()), path, handle)
+                place = tuple(start + offset for offset in header[name]["data_offsets"])
+                self.entries[name] = Entry(part.get_dtype(), tuple(part.get_shape()), path, handle, place)
 
     def read(self, name: str) -> torch.Tensor:
         """One tensor, on the CPU."""
         entry = self.entries[name]
         try:
-            return entry.handle.get_tensor(name) if self.mapped else self._copy(name, entry)
+            return entry.handle.get_tensor(name) if self.mapped else self._copy(entry)
         except Exception as failure:  # safetensors and torch raise many kinds
             raise CheckpointError(f"{entry.shard.name}: {name} cannot be read: {_one_line(failure)}") from None
 
@@ -94,16 +97,13 @@ class Shards:
         shards.mapped, shards._files = False, {}
         return shards
 
-    def _copy(self, name: str, entry: Entry) -> torch.Tensor:
+    def _copy(self, entry: Entry) -> torch.Tensor:
         if entry.shard not in self._files:
-            file = entry.shard.open("rb", buffering=0)
-            header = _header(file)
-            self._files[entry.shard] = file, file.tell(), header
-        file, start, header = self._files[entry.shard]
-        begin, end = header[name]["data_offsets"]
+            self._files[entry.shard] = entry.shard.open("rb", buffering=0)
+        file, (begin, end) = self._files[entry.shard], entry.place
         data = torch.empty(end - begin, dtype=torch.uint8)
         view, done = memoryview(data.numpy()), 0
-        file.seek(start + begin)
+        file.seek(begin)
         while done < len(view):
             read = file.readinto(view[done:])
             if not read:

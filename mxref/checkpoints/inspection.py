@@ -13,7 +13,7 @@ from itertools import count
 import torch
 
 from mxref.blocks import BlockTensor, dequantize
-from mxref.checkpoints.checkpoint import Checkpoint, QuantizedWeight, open_checkpoint
+from mxref.checkpoints.checkpoint import Checkpoint, QuantizedWeight, open_checkpoint, usable
 from mxref.checkpoints.dialects import DIALECTS
 from mxref.checkpoints.files import CheckpointError, UnreadableError, get, language_config
 from mxref.checkpoints.recode import dead_blocks, not_finite
@@ -214,7 +214,7 @@ def _weight_findings(weight: QuantizedWeight, static: bool) -> Iterator[Finding]
         if static:
             yield Finding("fault", "input scale", name, "missing: the config says that activations have one")
     else:
-        dead = weight.input_scale[~(weight.input_scale.isfinite() & (weight.input_scale > 0))]
+        dead = weight.input_scale[~usable(weight.input_scale)]
         if dead.numel():
             yield Finding("fault", "input scale", name, f"{dead.flatten()[0].item()}: an input never seen in calibration?")
         else:

@@ -12,7 +12,7 @@ from math import prod
 import torch
 
 from mxref.blocks import BlockTensor, dequantize
-from mxref.checkpoints.checkpoint import Checkpoint, QuantizedWeight, StoredWeight
+from mxref.checkpoints.checkpoint import Checkpoint, QuantizedWeight, StoredWeight, usable
 from mxref.checkpoints.dialects import FUSED, Layout, matches
 from mxref.checkpoints.files import CheckpointError, Output, get, language_config
 from mxref.checkpoints.recode import (
@@ -506,7 +506,7 @@ def _turned_input(weight: QuantizedWeight, layout: Layout | None) -> tuple[torch
     if weight.input_direction == layout.direction:
         return scale, None
     other = reciprocal(scale)
-    if not (other.isfinite() & (other > 0)).all():
+    if not usable(other).all():
         raise CheckpointError(f"{weight.name}: its input scale {scale.flatten()[0].item()} has no reciprocal")
     return other, (scale.double() * other.double() - 1).abs().max().item()
 

@@ -129,7 +129,7 @@ def _ct_arguments(name: str, dynamic: bool | str) -> dict:
     }
 
 
-_MODELOPT = {"name": "modelopt", "version": "0.47.0"}  # whose layout it is: readers ask for the name
+MODELOPT = {"name": "modelopt", "version": "0.47.0"}  # whose layout it is: readers ask for the name
 
 
 def _modelopt(scheme: Scheme, skipped: list[str]) -> tuple[dict, dict]:
@@ -139,13 +139,13 @@ def _modelopt(scheme: Scheme, skipped: list[str]) -> tuple[dict, dict]:
         algorithm = {"mxfp4": "mxfp4", "mxfp8_e4m3": "MXFP8"}[scheme.format]
     block = Scheme("modelopt", scheme.format).layout(stacked=False).block
     group_size = {"group_size": block.block_size} if scheme.format != "mxfp4" else {}
-    config = {"quant_method": "modelopt", "quant_algo": algorithm, "ignore": skipped, "producer": _MODELOPT}
+    config = {"quant_method": "modelopt", "quant_algo": algorithm, "ignore": skipped, "producer": MODELOPT}
     if scheme.format == "nvfp4":
         arguments = {"dynamic": False, "num_bits": block.element.bits, "type": "float", **group_size}
         group = {"input_activations": arguments if scheme.activations else None, "weights": arguments, "targets": ["Linear"]}
         config["config_groups"] = {"group_0": group}
     settings = {"quant_algo": algorithm, "kv_cache_quant_algo": None, **group_size, "exclude_modules": skipped}
-    return config, {"producer": _MODELOPT, "quantization": settings}
+    return config, {"producer": MODELOPT, "quantization": settings}
 
 
 def _quark(scheme: Scheme, skipped: list[str]) -> tuple[dict, None]:

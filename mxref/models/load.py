@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from mxref.blocks import BlockTensor, dequantize
 from mxref.checkpoints import Checkpoint, CheckpointError, QuantizedWeight, load_checkpoint
+from mxref.checkpoints.checkpoint import usable
 from mxref.checkpoints.dialects import activation_recipe
 from mxref.checkpoints.inspection import promised
 from mxref.elements import FLOAT_DTYPES, check_dtype
@@ -386,10 +387,10 @@ def _input_scale(weight: QuantizedWeight, checkpoint: Checkpoint) -> Tensor | No
 
 
 def _check_input_scale(name: str, scale: Tensor) -> None:
-    usable = scale.isfinite() & (scale > 0)
-    if not usable.all():
+    fit = usable(scale)
+    if not fit.all():
         raise CheckpointError(
-            f"{name}: an input scale is {scale[~usable].flatten()[0].item()}: an input never seen in calibration? Expected "
+            f"{name}: an input scale is {scale[~fit].flatten()[0].item()}: an input never seen in calibration? Expected "
             "finite and > 0; of experts, scales='vllm' takes the largest"
         )
 
