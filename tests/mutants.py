@@ -37,7 +37,7 @@ class Fault:
 
 
 TILES, TRITON, ACTIVATIONS = "accel/triton/_tiles.py", "accel/triton/_blocks.py", "accel/triton/_activations.py"
-EXPERTS, INTEGERS, LAYERS = "accel/triton/_experts.py", "accel/triton/_integers.py", ("moe_experts",)
+EXPERTS, LAYERS = "accel/triton/_experts.py", ("moe_experts",)
 PRODUCTS = "accel/triton/_products.py"
 CHAINS, CHAIN_LAUNCHES = "accel/triton/_chains.py", "accel/triton/_chain_products.py"
 PLACES, PACKING, LAYOUT = "accel/triton/_places.py", "accel/triton/_packing.py", "accel/triton/to_layout.py"
@@ -406,23 +406,6 @@ KERNEL_FAULTS = (
     Fault(
         "experts: rests of E4M3 lost", EXPERTS, "add_apart(d, dots(w, x_rest,", "add_apart(d, 0.0 * dots(w, x_rest,", LAYERS
     ),
-    Fault(
-        "integers: blocks in descending order",
-        INTEGERS,
-        "for b in tl.static_range(NB):",
-        "for b in tl.static_range(NB - 1, -1, -1):",
-        LAYERS,
-    ),
-    Fault("integers: signs lost", INTEGERS, "-magnitude, magnitude)", "magnitude, magnitude)", LAYERS),
-    Fault(
-        "integers: NaN scale read as a number",
-        INTEGERS,
-        "tl.where(code == SCALE_NAN,",
-        "tl.where(code < 0,",
-        LAYERS,
-        "nan_scale",
-    ),
-    Fault("integers: a slot's row for its token's", INTEGERS, "found // X_OF_SLOTS", "found", LAYERS, "biases_terms"),
 )
 
 PRODUCT_FAULTS = (

@@ -11,7 +11,7 @@ from accel._recipes import unknown_to_decode
 from accel.triton._chains import chain_product_kernel, chain_rows_kernel
 from accel.triton._constants import FLOAT_BIAS, element_constants, scale_constants
 from accel.triton._geometry import INTERPRETED
-from accel.triton._launch import STORED, element_refusal, format_refusal, memory, packing_refusal, unrecorded
+from accel.triton._launch import STORED, element_refusal, format_refusal, memory, packing_refusal
 from mxref.blocks import BlockTensor
 from mxref.formats import BlockFormat
 
@@ -53,8 +53,7 @@ def chain_refusal(weight: BlockTensor) -> str | None:
         return refusal
     if not SMALLEST_BLOCK <= format.block_size <= LARGEST_BLOCK:
         return f"blocks of {format.block_size} elements: {SMALLEST_BLOCK} to {LARGEST_BLOCK} are taken in chains"
-    tail = unrecorded("chains of rows that end within a block") if weight.length % format.block_size else None
-    return tail or packing_refusal(format)
+    return packing_refusal(format)
 
 
 @dataclass(frozen=True)

@@ -52,10 +52,10 @@ def split_at_one(value):
 @triton.jit
 def quantize_rows_kernel(
     x_ptr, values_ptr, scales_ptr, stored_ptr, safe_ptr, given_ptr, ids_ptr, weights_ptr, table_ptr, alpha, limit, experts,
-    x_row, k_size, values_row, part_stride, UNITS: tl.constexpr,
+    x_row, k_size, values_row, part_stride,
     BLOCKS: tl.constexpr, SIZE: tl.constexpr, ROWS_A_SOURCE: tl.constexpr, WEIGHTED: tl.constexpr,
     ACTIVATION: tl.constexpr, GATED: tl.constexpr, INTERLEAVED: tl.constexpr, STORED: tl.constexpr,
-    PAIRED: tl.constexpr, HALF: tl.constexpr, PARTS: tl.constexpr,
+    PLACES: tl.constexpr, HALF: tl.constexpr, PARTS: tl.constexpr,
     SOURCE: tl.constexpr, PER_EXPERT: tl.constexpr, LARGEST: tl.constexpr, POWER_OF_TWO: tl.constexpr,
     SCALE_MAX_CODE: tl.constexpr, SCALE_MANTISSA: tl.constexpr, SCALE_LOWEST: tl.constexpr, SCALE_MAX: tl.constexpr,
     SIXTH: tl.constexpr, MANTISSA: tl.constexpr, LOWEST: tl.constexpr, MAX: tl.constexpr, EMAX: tl.constexpr,
@@ -63,9 +63,9 @@ def quantize_rows_kernel(
 ):  # fmt: skip
     """One row: activation, tensor scale, block scales, codes; stores what the codes are worth times their block scale.
 
-    Row r of the operand comes from row r // `ROWS_A_SOURCE` of x. `PARTS` 2: integer parts and rests apart. `PAIRED`: of
-    each eight values, in the order 0, 4, 1, 5, 2, 6, 3, 7, in which packed pairs decode. `UNITS`, if not 0, of elements are
-    an integer: these as int8, and the scales, which have a mantissa, as float32, in those units and halves.
+    Row r of the operand comes from row r // `ROWS_A_SOURCE` of x. `PARTS` 2: integer parts and rests apart. `PLACES`: of
+    "pairs" each eight values lie in the order 0, 4, 1, 5, 2, 6, 3, 7, in which packed pairs decode; of "fragments" each two
+    blocks of 16 as `_fragments.rows_layout` says.
     """
     row = tl.program_id(0).to(tl.int64)
     k = tl.arange(0, BLOCKS)[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
@@ -110,22 +110,20 @@ def quantize_rows_kernel(
     element = tl.where(quotient < 0.0, anchor - sum, sum - anchor)
     inside = k < values_row
     block = tl.arange(0, BLOCKS)
-    if UNITS > 0:
-        tl.store(values_ptr + row * values_row + k, (element * UNITS).to(tl.int8), mask=inside)
-        factor = tl.where(poisoned, float("nan"), factor) * (0.5 / UNITS)
-        tl.store(scales_ptr + row * (values_row // SIZE) + block, factor, mask=block * SIZE < values_row)
+    factor = tl.where(poisoned, float("nan"), factor)[:, None] * (SHIFT_UP if PLACES == "pairs" and not HALF else 1.0)
+    if PLACES == "pairs":
+        k = (k & -8) | (k & 3) << 1 | (k >> 2 & 1)
+    elif PLACES == "fragments":
+        k = (k & -32) | (k & 12) << 1 | (k >> 2 & 4) | (k & 1) << 1 | (k >> 1 & 1)
+    place = values_ptr + row * values_row + k
+    if PARTS == 2:
+        whole, rest = split_at_one(element)
+        tl.store(place, (whole * factor).to(values_ptr.dtype.element_ty), mask=inside)
+        tl.store(place + part_stride, (rest * factor).to(values_ptr.dtype.element_ty), mask=inside)
     else:
-        factor = tl.where(poisoned, float("nan"), factor)[:, None] * (SHIFT_UP if PAIRED and not HALF else 1.0)
-        k = (k & -8) | (k & 3) << 1 | (k >> 2 & 1) if PAIRED else k
-        place = values_ptr + row * values_row + k
-        if PARTS == 2:
-            whole, rest = split_at_one(element)
-            tl.store(place, (whole * factor).to(values_ptr.dtype.element_ty), mask=inside)
-            tl.store(place + part_stride, (rest * factor).to(values_ptr.dtype.element_ty), mask=inside)
-        else:
-            tl.store(place, (element * factor).to(values_ptr.dtype.element_ty), mask=inside)
-        if POWER_OF_TWO:
-            tl.store(scales_ptr + row * (values_row // SIZE) + block, scale.to(tl.uint8), mask=block * SIZE < values_row)
+        tl.store(place, (element * factor).to(values_ptr.dtype.element_ty), mask=inside)
+    if POWER_OF_TWO:
+        tl.store(scales_ptr + row * (values_row // SIZE) + block, scale.to(tl.uint8), mask=block * SIZE < values_row)
     tl.store(stored_ptr + row, stored)
     tl.store(safe_ptr + row, safe)
 
@@ -370,10 +368,9 @@ def sums_of_blocks(
 
 
 @triton.jit
-def expert_slots(ids_ptr, place, slots, experts, SLOTS: tl.constexpr, BY_SLOT: tl.constexpr):
+def expert_slots(ids_ptr, place, slots, experts, slot_of, SLOTS: tl.constexpr, BY_SLOT: tl.constexpr):
     """Of program `place` among few slots: its expert, how many slots are that expert's, the rank of each slot among them
     (or -1), all slots. `BY_SLOT`: programs count slots, and the first of an expert's has all of them, the others none."""
-    slot_of = tl.arange(0, SLOTS)
     ids = tl.load(ids_ptr + slot_of, mask=slot_of < slots, other=-1).to(tl.int32)
     expert = place
     if BY_SLOT:
@@ -394,17 +391,13 @@ def finish_slots(
     STORED: tl.constexpr,
 ):  # fmt: skip
     """Sums `[BN, BM]`, in units of `UNIT`, times tensor scales, with bias and router weight, stored as out[slot, n]."""
-    alpha = tl.full((BN, BM), 1.0, tl.float32)
+    alpha = 1.0
     if X_STORED != "none":
         x_stored = tl.load(x_stored_ptr + slot // X_OF_SLOTS, mask=present, other=1.0)
-        if X_STORED == "divide":
-            x_stored = tl.div_rn(tl.full((BM,), 1.0, tl.float32), x_stored)
-        alpha = alpha * x_stored[None, :]
+        alpha = (tl.div_rn(1.0, x_stored) if X_STORED == "divide" else x_stored)[None, :]
     if W_STORED != "none":
         w_stored = tl.load(w_stored_ptr + e * stored_expert + row * stored_row)
-        if W_STORED == "divide":
-            w_stored = tl.div_rn(tl.full((BN,), 1.0, tl.float32), w_stored)
-        alpha = alpha * w_stored[:, None]
+        alpha = alpha * (tl.div_rn(1.0, w_stored) if W_STORED == "divide" else w_stored)[:, None]
     acc = alpha * (acc * UNIT)
     if HAS_BIAS:
         acc = acc + widen(tl.load(bias_ptr + e * bias_expert + row))[:, None]
@@ -439,7 +432,7 @@ def experts_product_kernel(
     place = tl.program_id(1)
     unit = tl.arange(0, BM)
     if SLOTS > 0:
-        expert, count, rank, slot_of = expert_slots(ids_ptr, place, slots, experts, SLOTS, BY_SLOT)
+        expert, count, rank, slot_of = expert_slots(ids_ptr, place, slots, experts, tl.arange(0, SLOTS), SLOTS, BY_SLOT)
         start = 0
     else:
         expert = tl.load(tiles_ptr + 3 * place)

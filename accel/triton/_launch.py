@@ -68,11 +68,6 @@ def packing_refusal(format: BlockFormat) -> str | None:
     return None if format.block_size >= GROUPS[bits] else f"a block of {format.block_size} codes does not fill whole bytes"
 
 
-def unrecorded(what: str) -> str | None:
-    """Why a GPU is not trusted with `what`; None in the interpreter."""
-    return None if INTERPRETED else f"no record says yet that {what} are right on a GPU"
-
-
 def memory(x: torch.Tensor) -> torch.Tensor:
     """The tensor as kernels see it: bfloat16 as int16, so that no library rounds it."""
     return x.view(torch.int16) if x.dtype == torch.bfloat16 else x

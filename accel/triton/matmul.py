@@ -31,7 +31,6 @@ from accel.triton._launch import (
     memory,
     missing,
     packing_refusal,
-    unrecorded,
 )
 from accel.triton._products import fold_kernel, folded_product_kernel, product_kernel
 from mxref.blocks import BlockTensor
@@ -144,10 +143,10 @@ def accepts(a, b, *, semantics="blockwise", **others) -> str | None:
     if not isinstance(b, BlockTensor):
         return f"b is a {type(b).__name__}"
     if not isinstance(a, BlockTensor):
-        return chain_refusal(b) or unrecorded("chains of matmul")
+        return chain_refusal(b)
     if semantics == "dequantized":
         refusal = unknown_to_decode(a.recipe) or format_refusal(a.format, a.recipe) or packing_refusal(a.format)
-        return refusal or chain_refusal(b) or unrecorded("chains of matmul")
+        return refusal or chain_refusal(b)
     for q in (a, b):
         refusal = (
             unknown_to_decode(q.recipe)
@@ -162,8 +161,6 @@ def accepts(a, b, *, semantics="blockwise", **others) -> str | None:
         return f"blocks of {size} elements: {SMALLEST_BLOCK} to {LARGEST_BLOCK} are taken"
     if method(a.format, b.format) is None:
         return f"no exact {a.format.element.name} x {b.format.element.name} product is known"
-    if "e5m2" in (a.format.element.name, b.format.element.name):
-        return unrecorded("products of e5m2, as it is decoded now,")
     return None
 
 

@@ -29,7 +29,6 @@ from accel.triton._experts import (
     sort_slots_kernel,
 )
 from accel.triton._geometry import INTERPRETED
-from accel.triton._integers import experts_integer_kernel
 from accel.triton._launch import (
     DEVICES,
     DTYPES,
@@ -59,7 +58,6 @@ OPERANDS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float1
 FEW_SLOTS = 64 if INTERPRETED else 512  # up to here programs look for their slots among all
 ROW_MULTIPLE = 256  # of an operand row's length: whole runs of blocks
 FLOAT_BITS, OPERAND_BITS = 24, 8  # significands of float32 and bfloat16
-INTEGER_SLOTS = 2  # an expert, on average: up to here a thread's row of weights meets them one by one, in integers
 SPLIT = ELEMENT_FORMATS["e4m3"]  # whose dots are exact once integer parts and rests are apart
 
 
@@ -91,17 +89,26 @@ def choose_tiling(slots: int, experts: int, block_size: int) -> Tiling:
     return Tiling(16, 8, 64 // block_size, 1, 4 if slots > experts else 1)
 
 
-def choose_integer_tiling(slots: int, experts: int, block_size: int) -> Tiling:
-    """The tiling where products are taken in integers."""
-    if INTERPRETED:
-        return Tiling(256, 2, 64 // block_size, 1, 1)
-    return Tiling(32, 1 if slots <= experts else 2, 128 // block_size, 1, 3)
+@dataclass(frozen=True)
+class FragmentTiling:
+    """What a program of a product in fragments takes: 16 rows of weights for each of `warps`, `slots` at a time, `blocks` a
+    step, `stages` of them at once in shared memory. `registers`: of a thread; None: as the compiler likes."""
+
+    warps: int
+    slots: int
+    blocks: int
+    stages: int
+    registers: int | None = None
+
+
+def choose_fragment_tiling(slots: int, experts: int) -> FragmentTiling:
+    """The tiling where products are taken in fragments, measured on an H200."""
+    return FragmentTiling(4, 8, 8, 2)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What `quantize_rows_kernel` stores: block values and E8M0 codes, or integers and float32 scales; tensor scales, and
-    which rows are safe."""
+    """What `quantize_rows_kernel` stores: block values and E8M0 codes, tensor scales, and which rows are safe."""
 
     values: torch.Tensor
     scales: torch.Tensor
@@ -166,29 +173,29 @@ def run_experts(
     per_expert = isinstance(scales["input"], torch.Tensor) and scales["input"].numel() > 1
     router = weights if weight_on_input else None
     rows_a_token = top_k if per_expert else 1
-    units = [integer_units(w, format, slots) for w in (w13, w2)]
     chosen = [
         given
         or (
-            choose_integer_tiling(slots, experts, w.format.block_size)
-            if unit
+            choose_fragment_tiling(slots, experts)
+            if in_fragments(w, format)
             else choose_tiling(slots, experts, min(w.format.block_size, format.block_size))
         )
-        for given, unit, w in zip(tilings, units, (w13, w2), strict=True)
+        for given, w in zip(tilings, (w13, w2), strict=True)
     ]
+    places = [_places(w, tiling) for w, tiling in zip((w13, w2), chosen, strict=True)]
     sorted_slots = {}
     for tiling in chosen:
         if slots > FEW_SLOTS and tiling.slots not in sorted_slots:
             sorted_slots[tiling.slots] = sort_slots(ids, slots, experts, tiling.slots)
 
     rows = quantize_rows(
-        x, tokens * rows_a_token, x.shape[1], format, recipe, scales["input"], w13, units[0], ids, experts, rows_a_token,
+        x, tokens * rows_a_token, x.shape[1], format, recipe, scales["input"], w13, places[0], ids, experts, rows_a_token,
         router=router,
     )  # fmt: skip
     hidden = torch.empty(slots, w13.shape[1], dtype=intermediate_dtype, device=device)
     multiply(rows, top_k // rows_a_token, w13, bias13, hidden, ids, None, torch.float32, chosen[0], sorted_slots)
     rows = quantize_rows(
-        hidden, slots, w2.shape[2], format, recipe, scales["intermediate"], w2, units[1], ids, experts, 1, activation,
+        hidden, slots, w2.shape[2], format, recipe, scales["intermediate"], w2, places[1], ids, experts, 1, activation,
         gate_up,
     )  # fmt: skip
     router = _router_of(weights, weight_on_input, slot_dtype)
@@ -291,16 +298,16 @@ def sort_slots(ids: torch.Tensor, slots: int, experts: int, tile: int) -> tuple[
 
 def quantize_rows(
     x: torch.Tensor, count: int, length: int, format: BlockFormat, recipe: Recipe, scale, weight: BlockTensor,
-    units: int, ids, experts: int, rows_a_source: int, activation: str | None = None, gate_up: str = "concatenated",
+    places: str, ids, experts: int, rows_a_source: int, activation: str | None = None, gate_up: str = "concatenated",
     router=None,
 ) -> Rows:  # fmt: skip
     """`count` operand rows of `length` elements from rows of x, or from the activation of its gates and ups."""
     size, device = format.block_size, x.device
     width = -(-length // ROW_MULTIPLE) * ROW_MULTIPLE
     parts = 2 if format.element == SPLIT else 1
-    dtype = torch.int8 if units else torch.float16 if half(weight, format) else WIDE
+    dtype = torch.float16 if half(weight, format) else WIDE
     values = torch.empty(parts, count, width, dtype=dtype, device=device)
-    scales = torch.empty(count, width // size, dtype=torch.float32 if units else torch.uint8, device=device)
+    scales = torch.empty(count, width // size, dtype=torch.uint8, device=device)
     stored, safe = (torch.empty(count, dtype=dtype, device=device) for dtype in (torch.float32, torch.int32))
     name, alpha, limit = ("none", 0.0, 0.0) if activation is None else NAMES[activation]
     source = "none" if scale is None else "amax" if isinstance(scale, str) else "given"
@@ -311,9 +318,9 @@ def quantize_rows(
     quantize_rows_kernel[(count,)](
         memory(x), values, scales, stored, safe, scale if source == "given" else stored, ids,
         stored if router is None else router, gate_table(name, x, alpha, limit), alpha, limit, experts, x.stride(0), length,
-        width, count * width, UNITS=units, BLOCKS=blocks, SIZE=size, ROWS_A_SOURCE=rows_a_source,
+        width, count * width, BLOCKS=blocks, SIZE=size, ROWS_A_SOURCE=rows_a_source,
         WEIGHTED=router is not None, ACTIVATION=name, GATED=gated, INTERLEAVED=gated and gate_up == "interleaved",
-        STORED=STORED[x.dtype], PAIRED=paired(weight) and not units,
+        STORED=STORED[x.dtype], PLACES=places,
         HALF=half(weight, format), PARTS=parts, SOURCE=source, PER_EXPERT=source == "given" and scale.numel() > 1,
         LARGEST=format.element.max * (recipe.scale_max or format.scale.max),
         **{name: block[name] for name in ("POWER_OF_TWO", "SCALE_MAX_CODE", "SCALE_MANTISSA", "SCALE_LOWEST", "SCALE_MAX",
@@ -339,18 +346,23 @@ def half(weight: BlockTensor, rows: BlockFormat) -> bool:
     return fours and rows.scale == weight.format.scale == SPLIT
 
 
-def integer_units(weight: BlockTensor, rows: BlockFormat, slots: int) -> int:
-    """Of how many units the elements of `rows` are integers, where few slots take products in integers; else 0."""
-    units = round(1 / rows.element.quantum)
-    fits = rows.element.max * units <= 127 and rows.block_size == weight.format.block_size and rows.block_size in (16, 32)
-    scaled = not (rows.scale.is_power_of_two or weight.format.scale.is_power_of_two)
-    few = slots <= min(FEW_SLOTS, INTEGER_SLOTS * weight.shape[0])
-    return units if fits and scaled and few and paired(weight) else 0
+def in_fragments(weight: BlockTensor, rows: BlockFormat) -> bool:
+    """Whether threads decode the weights that a tensor core takes from them: NVFP4, in whole words of 64 elements."""
+    packed, scales = weight.packed, weight.scales
+    strides = [stride % 16 for stride in packed.stride()[:-1]] + [stride % 4 for stride in scales.stride()[:-1]]
+    places = packed.data_ptr() % 16, scales.data_ptr() % 4, packed.stride(-1) - 1, scales.stride(-1) - 1
+    whole = weight.length % 64 == 0 and not any(strides) and not any(places)
+    return whole and not INTERPRETED and half(weight, rows) and weight.recipe.block_rows == 1
+
+
+def _places(weight: BlockTensor, tiling: Tiling | FragmentTiling) -> str:
+    """In which order a product with a weight takes the values of a row: see `quantize_rows_kernel`."""
+    return "fragments" if isinstance(tiling, FragmentTiling) else "pairs" if paired(weight) else "plain"
 
 
 def multiply(
     rows: Rows, slots_a_row: int, weight: BlockTensor, bias, out: torch.Tensor, ids, router, slot_dtype: torch.dtype,
-    tiling: Tiling, sorted_slots: dict,
+    tiling: Tiling | FragmentTiling, sorted_slots: dict,
 ) -> None:  # fmt: skip
     """out[slot] = the product of its row with its expert's weights, and what follows it."""
     slots, (experts, n_size, length) = ids.numel(), weight.shape
@@ -358,36 +370,42 @@ def multiply(
     few = slots <= FEW_SLOTS
     order, tiles = (ids, ids) if few else sorted_slots[tiling.slots]
     packed, scales = last_contiguous(weight.packed), last_contiguous(weight.scales)
-    words = paired(weight)
-    packed = packed.view(torch.int32) if words else packed
     stored = None if weight.tensor_scale is None else weight.tensor_scale.expand(experts, n_size, 1)
     bias = None if bias is None else memory(bias.detach().resolve_neg().contiguous())
     element, block = element_constants(format.element), scale_constants(format)
     places = min(slots, experts) if few else len(tiles)
-    grid = (triton.cdiv(n_size, tiling.rows), places)
-    weight_strides = packed.stride(0), packed.stride(1), scales.stride(0), scales.stride(1)
     stored_strides = (0, 0) if stored is None else (stored.stride(0), stored.stride(1))
     common = {
         "SLOTS": triton.next_power_of_2(slots) if few else 0, "BY_SLOT": few and slots <= experts, "X_OF_SLOTS": slots_a_row,
-        "SCALE_ROWS": weight.recipe.block_rows,
         "X_STORED": rows.recipe.tensor_scale_direction if rows.format.tensor_scale else "none",
         "W_STORED": "none" if stored is None else weight.recipe.tensor_scale_direction, "HAS_BIAS": bias is not None,
         "HAS_ROUTER": router is not None, "ROUNDED": STORED[slot_dtype], "STORED": STORED[out.dtype],
-        "STAGES": tiling.stages, "BN": tiling.rows, "BM": tiling.slots, "NB": tiling.blocks, "SIZE": format.block_size,
-        "EVEN": length % (tiling.blocks * size) == 0,
-        **{name: block[name] for name in ("SCALE_NAN", "SCALE_MANTISSA", "SCALE_UNBIAS")},
+        "STAGES": tiling.stages, "BM": tiling.slots, "NB": tiling.blocks,
     }  # fmt: skip
     ends = (
         rows.stored if stored is None else stored, rows.stored if bias is None else bias, memory(out), ids,
         rows.stored if router is None else router,
     )  # fmt: skip
-    if rows.values.dtype == torch.int8:
-        experts_integer_kernel[grid](
-            rows.values.view(torch.int32), rows.scales, rows.stored, packed, scales, *ends, slots, experts, n_size,
-            triton.cdiv(length, size), packed.shape[-1], rows.values.shape[-1] // 4, rows.scales.shape[-1], *weight_strides,
-            *stored_strides, n_size, **common, **options(tiling.warps),
+    if isinstance(tiling, FragmentTiling):
+        from accel.triton._fragments import experts_fragment_kernel
+
+        chunks = packed.shape[-1] // 16
+        packed, scales = packed.view(torch.int16), scales.view(torch.int32)
+        experts_fragment_kernel[triton.cdiv(n_size, 16 * tiling.warps), places](
+            rows.values, rows.stored, packed, scales, *ends, order, tiles, slots, experts, n_size, chunks,
+            rows.values.shape[-1], *packed.stride()[:2], *scales.stride()[:2], *stored_strides, n_size, **common,
+            WARPS=tiling.warps, num_warps=tiling.warps, maxnreg=tiling.registers, enable_fp_fusion=False,
         )  # fmt: skip
         return
+    words = paired(weight)
+    packed = packed.view(torch.int32) if words else packed
+    weight_strides = packed.stride(0), packed.stride(1), scales.stride(0), scales.stride(1)
+    grid = (triton.cdiv(n_size, tiling.rows), places)
+    common |= {
+        "SCALE_ROWS": weight.recipe.block_rows, "BN": tiling.rows, "SIZE": format.block_size,
+        "EVEN": length % (tiling.blocks * size) == 0,
+        **{name: block[name] for name in ("SCALE_NAN", "SCALE_MANTISSA", "SCALE_UNBIAS")},
+    }  # fmt: skip
     experts_product_kernel[grid](
         rows.values, rows.scales, rows.stored, rows.safe, packed, scales, *ends, order, tiles,
         slots, experts, n_size, triton.cdiv(length, size), weight.packed.shape[-1], rows.values.shape[-1],
