@@ -103,7 +103,11 @@ class FragmentTiling:
 
 def choose_fragment_tiling(slots: int, experts: int) -> FragmentTiling:
     """The tiling where products are taken in fragments, measured on an H200."""
-    return FragmentTiling(4, 8, 8, 2)
+    if slots <= experts:
+        return FragmentTiling(2, 8, 16, 2, 128)
+    if slots <= 4 * experts:
+        return FragmentTiling(4, 8, 8, 2, 96)
+    return FragmentTiling(4, 32 if slots <= 128 * experts else 64, 8, 2, 128)
 
 
 @dataclass(frozen=True)
