@@ -464,7 +464,7 @@ def test_stacks_whose_dialect_or_order_is_not_known_are_refused(tmp_path):
     (path / "config.json").write_text(json.dumps(changed))
     with pytest.raises(ValueError, match="nothing says in which order its 8 rows are"):
         convert_checkpoint(path, tmp_path / "out", to="compressed-tensors")
-    name = "model.layers.0.mlp.experts.gate_up_proj"
+    name = "model.layers.1.mlp.experts.gate_up_proj"
     path = copy(BASE, tmp_path / "b", lambda t: t.update({name: torch.zeros(2, 128, 64)}))
     with pytest.raises(ValueError, match="a pattern of ignore leaves it as it is"):
         convert_checkpoint(path, tmp_path / "out", to="quark", format="mxfp4")
@@ -522,6 +522,36 @@ def test_what_the_source_says_of_its_quantization_is_dropped_wherever_it_stands(
     assert inspect_checkpoint(tmp_path / "out").faults == ()
 
 
+@pytest.mark.parametrize("where", ["config.json", "hf_quant_config.json"])
+def test_one_config_of_modelopts_two_is_enough_and_stays_alone(where, tmp_path):
+    """What is excluded may be said in patterns; a second config with names would contradict it."""
+    path = copy(MODELOPT, tmp_path / "c")
+    said, beside = config(path), json.loads((path / "hf_quant_config.json").read_text())
+    excluded = {"exclude_modules": ["*embed_tokens", "*.gate", "lm_head"]}
+    quantization = {k: v for k, v in said["quantization_config"].items() if k != "ignore"} | excluded
+    del said["quantization_config"]
+    (path / "hf_quant_config.json").unlink()
+    if where == "config.json":
+        said["text_config"] = {"quantization_config": quantization}
+    else:
+        (path / where).write_text(json.dumps(beside | {"quantization": beside["quantization"] | excluded}))
+    (path / "config.json").write_text(json.dumps(said))
+    convert_checkpoint(path, tmp_path / "out", to="modelopt")
+    assert load_checkpoint(tmp_path / "out").declared == load_checkpoint(path).declared
+    assert {each.name for each in (tmp_path / "out").glob("*.json")} == {each.name for each in path.glob("*.json")} - {INDEX}
+    convert_checkpoint(path, tmp_path / "mxfp8", to="modelopt", format="mxfp8_e4m3")
+    assert load_checkpoint(tmp_path / "mxfp8").declared.formats == {"mxfp8_e4m3"}
+
+
+def test_a_new_dtype_is_said_wherever_one_was(tmp_path):
+    nested = {"text_config": {"dtype": "bfloat16", "deeper": {"torch_dtype": "bfloat16"}}, "torch_dtype": "bfloat16"}
+    path = copy(CT, tmp_path / "c", config=nested)
+    convert_checkpoint(path, tmp_path / "out", to="plain", format="f32")
+    written = config(tmp_path / "out")
+    assert written["text_config"] == {"dtype": "float32", "deeper": {"torch_dtype": "float32"}}
+    assert written["dtype"] == written["torch_dtype"] == "float32"
+
+
 # models in floats
 
 
@@ -567,12 +597,12 @@ def test_gate_and_up_and_q_k_and_v_share_a_tensor_scale(tmp_path):
 
 def test_routers_head_embeddings_norms_and_what_is_ignored_stay(tmp_path):
     out = tmp_path / "out"
-    convert_checkpoint(BASE, out, to="compressed-tensors", format="mxfp4", ignore=["re:.*o_proj", f"{EXPERT}.*", "lm_head"])
+    convert_checkpoint(BASE, out, to="compressed-tensors", format="mxfp4", ignore=["re:.*o_proj", "*.experts", "lm_head"])
     found = load_checkpoint(out)
     left = {name for name in found.plain if len(found[name].shape) == 2}
-    ignored = {f"{EXPERT}.{part}_proj.weight" for part in ("gate", "up", "down")} | {
-        "model.layers.0.self_attn.o_proj.weight"
-    }
+    experts = [f"model.layers.0.mlp.experts.{e}" for e in (0, 1)]
+    ignored = {f"{expert}.{part}_proj.weight" for expert in experts for part in ("gate", "up", "down")}
+    ignored |= {"model.layers.0.self_attn.o_proj.weight"}
     assert left == {"lm_head.weight", "model.embed_tokens.weight", "model.layers.0.mlp.gate.weight"} | ignored
     assert inspect_checkpoint(out).faults == ()
     convert_checkpoint(BASE, tmp_path / "more", to="compressed-tensors", format="mxfp4", include=["lm_head"])
@@ -625,6 +655,21 @@ REFUSED = {
     "recipe without use": (CT, dict(to="modelopt", recipe="exact"), "nothing is quantized on the way"),
     "recipe of rows": (BASE, dict(to="modelopt", format="nvfp4", recipe="nvidia_16x16"), "blocks of several rows"),
     "ignore": (CT, dict(to="modelopt", ignore=["*"]), "quantized already"),
+    "half of the experts": (
+        BASE,
+        dict(to="modelopt", format="mxfp4", ignore=[f"{EXPERT}.*"]),
+        f"ignore='{EXPERT}.*': {EXPERT}.down_proj.weight stays as it is and model.layers.0.mlp.experts.1.down_proj.weight",
+    ),
+    "an embedding": (
+        BASE,
+        dict(to="quark", format="mxfp4", include=["*embed_tokens"]),
+        "include='*embed_tokens' matches model.embed_tokens.weight, the weight of an embedding: expected linears",
+    ),
+    "a router": (
+        BASE,
+        dict(to="quark", format="mxfp4", include=["*.gate"]),
+        "include='*.gate' matches model.layers.0.mlp.gate.weight, the weight of a router",
+    ),
     "dialect of floats": (BASE, dict(to="quark", format="mxfp4", dialect="modelopt"), "no weight as modelopt stores one"),
     "all ignored": (BASE, dict(to="quark", format="mxfp4", ignore=["*"]), "nothing to quantize"),
     "shard size": (CT, dict(to="modelopt", shard_size=0), "shard_size"),
@@ -651,6 +696,23 @@ BROKEN = {
         "would be written twice",
     ),
 }
+
+
+def test_what_would_contradict_itself_is_refused_before_the_first_weight(tmp_path, monkeypatch):
+    import mxref.checkpoints.convert as convert
+
+    write = convert.quantization_configs
+    monkeypatch.setattr(convert, "quantization_configs", lambda scheme, skipped: write(scheme, []))
+    monkeypatch.setattr(convert.ShardWriter, "write", lambda self, name, tensor: pytest.fail(name))
+    with pytest.raises(CheckpointError, match="contradicts itself: model.layers.0.self_attn.q_proj.weight"):
+        convert_checkpoint(BASE, tmp_path / "out", to="quark", format="mxfp4", ignore=["*.q_proj"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_whose_matrices_are_transposed_is_refused(tmp_path):
+    path = copy(BASE, tmp_path / "c", config={"model_type": "gpt2"})
+    with pytest.raises(ValueError, match=r"'gpt2' stores its matrices as \[in, out\]"):
+        convert_checkpoint(path, tmp_path / "out", to="quark", format="mxfp4")
 
 
 @pytest.mark.parametrize("case", BROKEN)

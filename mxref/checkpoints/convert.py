@@ -13,14 +13,15 @@ from functools import partial
 from itertools import accumulate
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from mxref.checkpoints.checkpoint import Checkpoint, QuantizedWeight, load_checkpoint, usable
-from mxref.checkpoints.dialects import DIALECTS, check_patterns
+from mxref.checkpoints.dialects import DIALECTS, check_patterns, find_dialect
 from mxref.checkpoints.files import INDEX, WHOLE, CheckpointError, Output, ShardWriter, get, read_json, without, write_json
-from mxref.checkpoints.inspection import incomplete, promised
-from mxref.checkpoints.plan import DEFAULT, Plan, Wish, make_plan
+from mxref.checkpoints.inspection import STACK, incomplete, promised
+from mxref.checkpoints.plan import DEFAULT, LINEAR, Plan, Wish, make_plan
 from mxref.checkpoints.recode import Change
 from mxref.checkpoints.writers import FLOATS, header_metadata, quantization_configs
 from mxref.formats import check_choice, check_number
@@ -31,6 +32,7 @@ _SAID = 8  # weights that a note names
 _BESIDE = ("bias", "k_scale", "v_scale", "output_scale")  # of a linear and of the KV cache, beside a quantized weight
 HF_CONFIG = "hf_quant_config.json"
 _CONFIGS = ("config.json", HF_CONFIG)
+_DTYPE_KEYS = ("dtype", "torch_dtype")
 _COPIED = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".py")  # files beside the weights that go along
 
 
@@ -135,6 +137,8 @@ def convert_checkpoint(
     with _new_directory(out, seen) as folder:
         writer = ShardWriter(folder, outputs, shard_size, partial(header_metadata, plan.scheme, plan.dtype))
         try:
+            _write_configs(plan, beside, folder, outputs)
+            _check_written(folder)
             for done, job in enumerate(jobs, start=1):
                 read = {name: checkpoint[name] for name in job.sources}
                 odd_inputs += [name for name, value in read.items() if _has_odd_input(value)]
@@ -147,7 +151,6 @@ def convert_checkpoint(
                     on_progress("tensors", done, len(jobs))
         finally:
             writer.close()
-        _write_configs(plan, beside, folder, outputs)
         for file in others:
             shutil.copyfile(file, folder / file.name)
     return Conversion(
@@ -329,27 +332,54 @@ def _sync(folder: Path) -> None:
 
 def _write_configs(plan: Plan, source: Path, folder: Path, outputs: Sequence[Output]) -> None:
     """config.json, and what a producer writes beside it."""
-    config = without(plan.checkpoint.config, "quantization_config")
-    modules = [output.name.removesuffix(".weight") for output in outputs if _is_float_matrix(output)]
-    if not any("lm_head" in output.name.split(".") for output in outputs):
-        modules.append("lm_head")  # tied to the embeddings, and a module all the same
-    quantization, beside = quantization_configs(plan.scheme, modules)
-    if plan.is_same:
-        quantization = plan.checkpoint.config.get("quantization_config", quantization)
-        beside = read_json(source / HF_CONFIG) or beside
-    if quantization is not None:
-        config["quantization_config"] = quantization
-    elif plan.scheme.format in FLOATS:
-        named = str(FLOATS[plan.scheme.format]).removeprefix("torch.")
-        config |= {key: named for key in ("dtype", "torch_dtype") if key in config}
+    config, beside = plan.checkpoint.config, read_json(source / HF_CONFIG)
+    if not (plan.is_same and _names_dialect(config, beside, plan.scheme.dialect)):
+        config = without(config, "quantization_config")
+        modules = list(dict.fromkeys(filter(None, map(_module_in_floats, outputs))))
+        if not any("lm_head" in output.name.split(".") for output in outputs):
+            modules.append("lm_head")  # tied to the embeddings, and a module all the same
+        quantization, beside = quantization_configs(plan.scheme, modules)
+        if quantization is not None:
+            config["quantization_config"] = quantization
+        elif plan.scheme.format in FLOATS:
+            config = _with_dtype(config, str(FLOATS[plan.scheme.format]).removeprefix("torch."))
     if config:
         write_json(folder / "config.json", config)
-    if beside is not None:
+    if beside:
         write_json(folder / HF_CONFIG, beside)
 
 
-def _is_float_matrix(output: Output) -> bool:
-    return output.name.endswith(".weight") and len(output.shape) == 2 and output.dtype in ("F32", "F16", "BF16", "F64")
+def _names_dialect(config: dict, beside: dict, dialect: str) -> bool:
+    """Whether the configs say by themselves that a checkpoint is in `dialect`."""
+    with suppress(ValueError):
+        return find_dialect(config, beside, None, has_codes=False)[0] == dialect
+    return False
+
+
+def _module_in_floats(output: Output) -> str | None:
+    """The module of what stays floats and might be taken for quantized: a matrix, or a stack of matrices."""
+    module, rank = output.name.removesuffix(".weight"), len(output.shape)
+    if output.dtype not in ("F32", "F16", "BF16", "F64") or rank < 2:
+        return None
+    if STACK.fullmatch(output.name):
+        return module.rpartition(".")[0]
+    return module if (module != output.name and rank == 2) or LINEAR.fullmatch(module) else None
+
+
+def _with_dtype(config: Any, dtype: str) -> Any:
+    """A config that says `dtype` wherever it, or a part of it, said one."""
+    if not isinstance(config, dict):
+        return config
+    return {
+        key: dtype if key in _DTYPE_KEYS and not isinstance(value, dict) else _with_dtype(value, dtype)
+        for key, value in config.items()
+    }
+
+
+def _check_written(folder: Path) -> None:
+    """Raise unless headers and configs, which stand before the first weight, are those of a checkpoint as it is read."""
+    for finding in promised(load_checkpoint(folder)):
+        raise CheckpointError(f"what would be written contradicts itself: {finding.name}: {finding.detail}")
 
 
 def _others(source: Path) -> list[Path]:
