@@ -466,7 +466,7 @@ def test_stacks_whose_dialect_or_order_is_not_known_are_refused(tmp_path):
         convert_checkpoint(path, tmp_path / "out", to="compressed-tensors")
     name = "model.layers.1.mlp.experts.gate_up_proj"
     path = copy(BASE, tmp_path / "b", lambda t: t.update({name: torch.zeros(2, 128, 64)}))
-    with pytest.raises(ValueError, match="a pattern of ignore leaves it as it is"):
+    with pytest.raises(ValueError, match="a pattern of ignore= leaves it as it is"):
         convert_checkpoint(path, tmp_path / "out", to="quark", format="mxfp4")
     convert_checkpoint(path, tmp_path / "out", to="quark", format="mxfp4", ignore=[name])
 
@@ -1011,7 +1011,9 @@ def test_force_replaces_what_is_a_checkpoint_and_nothing_else(stray, tmp_path):
         (out / name).unlink()
     STRAY[stray](out)
     before = {file.name: file.read_bytes() for file in out.iterdir() if file.is_file()}
-    with pytest.raises(ValueError, match="force replaces a checkpoint and nothing else, and .*(in it is|holds not both)"):
+    with pytest.raises(
+        ValueError, match="force=True replaces a checkpoint and nothing else, and .*(in it is|holds not both)"
+    ):
         convert_checkpoint(source, out, to="quark", format="mxfp4", force=True)
     assert {file.name: file.read_bytes() for file in out.iterdir() if file.is_file()} == before
     assert leftovers(tmp_path) == ["in", "letter", "out"]
@@ -1137,11 +1139,15 @@ def test_what_fails_on_the_way_leaves_nothing(tmp_path):
 def test_out_is_replaced_only_by_force_and_only_if_it_is_a_checkpoint(tmp_path):
     out = tmp_path / "out"
     convert_checkpoint(BASE, out, to="quark", format="mxfp4", shard_size=6000)
-    with pytest.raises(ValueError, match="exists: force replaces it"):
+    with pytest.raises(ValueError, match="exists: force=True replaces it"):
         convert_checkpoint(BASE, out, to="quark", format="mxfp6_e2m3")
     convert_checkpoint(BASE, out, to="quark", format="mxfp6_e2m3", force=True)
     assert load_checkpoint(out).formats == ("mxfp6_e2m3",) and not (out / INDEX).exists()
     assert leftovers(tmp_path) == ["out"]
+    convert_checkpoint(BASE, out, to="modelopt", format="mxfp4", force=True)
+    assert (out / "hf_quant_config.json").exists()
+    convert_checkpoint(BASE, out, to="quark", format="mxfp6_e2m3", force=True)
+    assert not (out / "hf_quant_config.json").exists()
     (tmp_path / "empty").mkdir()
     convert_checkpoint(BASE, tmp_path / "empty", to="quark", format="mxfp4", force=True)
     (tmp_path / "home").mkdir()
@@ -1149,7 +1155,7 @@ def test_out_is_replaced_only_by_force_and_only_if_it_is_a_checkpoint(tmp_path):
     (tmp_path / "link").symlink_to(out)
     (tmp_path / "file").write_text("")
     for name in ("home", "link", "file"):
-        with pytest.raises(ValueError, match="force replaces a checkpoint and nothing else"):
+        with pytest.raises(ValueError, match="force=True replaces a checkpoint and nothing else"):
             convert_checkpoint(BASE, tmp_path / name, to="quark", format="mxfp4", force=True)
     for inside in (out, out / "model.safetensors"):
         with pytest.raises(ValueError, match="is the source, lies in it or holds it"):
@@ -1386,8 +1392,55 @@ def test_the_command_converts_and_says_what_changed(convert, tmp_path):
     assert (record["source"], record["target"]) == ("compressed-tensors w_nvfp4_a_nvfp4", "modelopt w_nvfp4_a_nvfp4")
     assert record["lossless"] is False and len(record["weights"]) == 6
     assert {"name", "how", "changed", "max_error", "rms_error", "outside", "input_error"} <= set(record["weights"][0])
+    assert "of rms: the rms error over the rms of the source; outside: blocks that the target's scales" in result.stdout
+    kept = "kept: nvfp4 (rounded by modelopt_nvfp4 now, before by compressed_tensors_nvfp4)"
+    assert f"\nactivations: {kept}\n" in result.stdout and record["activations"] == kept
     again = json.loads(convert(CT, "--to", "modelopt", "--out", tmp_path / "out", "--force", "--json", "-").stdout)
     assert again == record
+
+
+MX6 = DATA / "quark-mxfp4_mxfp6_e2m3-qwen3moe"
+
+
+@pytest.mark.parametrize(
+    "path, asked, said",
+    [
+        (CT, dict(to="modelopt", activations=None), "dropped: nvfp4 before, not quantized now"),
+        (CT, dict(to="plain"), "dropped: nvfp4 before, not quantized now"),
+        (MX6, dict(to="compressed-tensors"), "changed: mxfp6_e2m3 before, mxfp4 now"),
+        (BASE, dict(to="quark", format="mxfp4"), "added: not quantized before, mxfp4 now"),
+        (BASE, dict(to="modelopt", format="mxfp4"), "not quantized, as before"),
+        (QUARK, dict(to="quark"), "kept: mxfp4"),
+    ],
+    ids=shown,
+)
+def test_what_becomes_of_activations_is_said(path, asked, said, tmp_path):
+    assert convert_checkpoint(path, tmp_path / "out", **asked).activations == said
+
+
+def test_the_command_calls_options_as_they_are_typed(convert, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    cases = {
+        ("--to", "awq", "--out", out): "--to='awq': expected one of plain",
+        ("--to", "quark", "--out", tmp_path / "new"): "--format is not given and the source holds floats",
+        ("--to", "quark", "--format", "mxfp4", "--out", out): f"--out={str(out)!r} exists: --force replaces it",
+        ("--to", "quark", "--format", "mxfp4", "--dialect", "ocp", "--out", "n"): "--dialect='ocp': expected one of plain",
+        (
+            "--to",
+            "quark",
+            "--format",
+            "nvfp4",
+            "--activations",
+            "nvfp4",
+            "--out",
+            "n",
+        ): "or --activations none (weights alone)",
+        ("--to", "quark", "--format", "mxfp4", "--ignore", f"{EXPERT}.*", "--out", "n"): f"error: --ignore='{EXPERT}.*': ",
+    }
+    for arguments, message in cases.items():
+        result = convert(BASE, *arguments)
+        assert result.exit_code == 2 and message in result.stderr, result.stderr
 
 
 def test_the_command_ends_in_1_where_scales_do_not_reach(convert, tmp_path):

@@ -39,8 +39,9 @@ _COPIED = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".py")  # files bes
 @dataclass(frozen=True)
 class Conversion:
     """What `convert_checkpoint` did. `source`, `target`: dialect and scheme of weights and activations; `recipe`: by which
-    it quantized, None if it did not. `changes`: one a quantized weight, of the source or of the target. `copied`: tensors
-    that stayed as they are. `files`: of weights; `bytes`: of their tensors. `notes`: what the target cannot say.
+    it quantized, None if it did not. `activations`: in words, what became of how they are quantized. `changes`: one a
+    quantized weight, of the source or of the target. `copied`: tensors that stayed as they are. `files`: of weights;
+    `bytes`: of their tensors. `notes`: what the target cannot say.
     """
 
     path: str
@@ -48,6 +49,7 @@ class Conversion:
     source: str
     target: str
     recipe: str | None
+    activations: str
     changes: tuple[Change, ...]
     copied: int
     files: tuple[str, ...]
@@ -56,7 +58,8 @@ class Conversion:
 
     @property
     def lossless(self) -> bool:
-        """Whether every weight decodes to the values that it had, and every input scale is as it was."""
+        """Whether every weight decodes to the values that it had, and every input scale is as it was; of what else becomes
+        of activations it says nothing."""
         return not any(c.loss is None or c.loss.changed or c.input_error or c.input_dropped for c in self.changes)
 
     @property
@@ -98,10 +101,11 @@ def convert_checkpoint(
     need stored input scales, which only a source with them provides.
 
     Of a model in floats every linear is quantized whose name ends in `_proj` or `w1`, `w2`, `w3`, or matches a pattern
-    of `include`, and matches none of `ignore` (names, wildcards, `re:` expressions). `dialect`: as for `load_checkpoint`.
+    of `include`, and matches none of `ignore` (names, wildcards, `re:` expressions); of a layer's experts all matrices or
+    none, and neither embeddings nor routers. `dialect`: as for `load_checkpoint`.
     `shard_size`: bytes. `measure_losses`: compare what was quantized from floats too. `force`: replace a checkpoint at
-    `out`: a folder of a config.json, weights that are `model.safetensors` or that its index names, and else only files
-    that are written anew, none of them a link.
+    `out`, all of it: a folder of a config.json, weights that are `model.safetensors` or that its index names, and else
+    only hf_quant_config.json, that index, and files that are copied anew from beside the source, none of them a link.
 
     One job at a time is in memory: a weight, gate and up that share a scale, or a stack of experts. Everything is
     written to `.NAME.part` beside `out`, which only one run has at a time, and which takes the name at the end; whatever
@@ -159,6 +163,7 @@ def convert_checkpoint(
         source=f"{checkpoint.dialect} {checkpoint.scheme}",
         target=f"{to} {plan.scheme}",
         recipe=plan.recipe.name if any(change.how == "quantized" for change in changes) else None,
+        activations=plan.activations,
         changes=tuple(changes),
         copied=sum(not job.converts for job in jobs),
         files=tuple(writer.files),
@@ -226,8 +231,8 @@ def _check_out(path: Path, out: Path, force: bool, written: Collection[str]) -> 
     if not out.exists() and not out.is_symlink():
         return
     if not force:
-        raise ValueError(f"out={str(out)!r} exists: force replaces it")
-    refusal = f"out={str(out)!r}: force replaces a checkpoint and nothing else, and "
+        raise ValueError(f"out={str(out)!r} exists: force=True replaces it")
+    refusal = f"out={str(out)!r}: force=True replaces a checkpoint and nothing else, and "
     if out.is_symlink() or not out.is_dir():
         raise ValueError(f"{refusal}this is no directory")
     held = sorted(out.iterdir())

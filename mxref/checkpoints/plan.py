@@ -13,7 +13,7 @@ import torch
 
 from mxref.blocks import BlockTensor, dequantize
 from mxref.checkpoints.checkpoint import Checkpoint, QuantizedWeight, StoredWeight, usable
-from mxref.checkpoints.dialects import FUSED, Layout, matches
+from mxref.checkpoints.dialects import FUSED, Declared, Layout, activation_recipe, matches
 from mxref.checkpoints.files import CheckpointError, Output, get, language_config
 from mxref.checkpoints.recode import (
     Change,
@@ -104,6 +104,20 @@ class Plan:
         return same and not given.declared.unread and given.declared.activations == scheme.activations
 
     @property
+    def activations(self) -> str:
+        """What becomes of how the config says activations are quantized, in words."""
+        given, written = self.checkpoint.declared, Declared(activations=self.scheme.activations)
+        unknown = given.unread or self.checkpoint.contradicted
+        before, after = given.activations or ("what mxref does not read" if unknown else None), written.activations
+        if before != after:
+            how = "dropped" if after is None else "added" if before is None else "changed"
+            return f"{how}: {before or 'not quantized'} before, {after or 'not quantized'} now"
+        if after is None:
+            return "not quantized, as before"
+        tools = activation_recipe(self.checkpoint.dialect, given), activation_recipe(self.scheme.dialect, written)
+        return f"kept: {after}" + (f" (rounded by {tools[1]} now, before by {tools[0]})" if tools[0] != tools[1] else "")
+
+    @property
     def model(self) -> object:
         """The model_type of the language model."""
         return language_config(self.checkpoint.config).get("model_type")
@@ -134,7 +148,7 @@ class Plan:
         for part in (part for parts in groups.values() for part in parts):
             _see(seen, (part.module, part.expert), part.module)
         if not groups:
-            raise ValueError(f"nothing to quantize: no weight is called {LINEAR.pattern} or matches a pattern of include")
+            raise ValueError(f"nothing to quantize: no weight is called {LINEAR.pattern} or matches a pattern of include=")
         jobs += [self._convert(parts) for parts in groups.values()] + [self._move(parts) for parts in biases.values()]
         places = {name: place for place, name in enumerate(self.checkpoint.stored)}
         jobs.sort(key=lambda job: min(places[source] for source in job.sources))
@@ -151,7 +165,7 @@ class Plan:
             if not self._is_quantized(name):
                 return None
             if entry.dtype not in _FLOATS:
-                raise ValueError(f"{name} is {entry.dtype}: expected {', '.join(_FLOATS)}, or a pattern of ignore for it")
+                raise ValueError(f"{name} is {entry.dtype}: expected {', '.join(_FLOATS)}, or a pattern of ignore= for it")
             shape = entry.shape if len(entry.shape) == 2 else (entry.shape[0], entry.shape[2], entry.shape[1])
         else:
             shape = weight.shape
@@ -181,7 +195,7 @@ class Plan:
             if self.model not in STACKING_MODELS:
                 raise ValueError(
                     f"{name} {list(entry.shape)} stacks experts, and how model_type {self.model!r} orders their axes is not "
-                    f"known (of {', '.join(STACKING_MODELS)} it is): a pattern of ignore leaves it as it is"
+                    f"known (of {', '.join(STACKING_MODELS)} it is): a pattern of ignore= leaves it as it is"
                 )
             return True
         included = None if module == name else _first_match(self.wish.include, module)
@@ -203,7 +217,7 @@ class Plan:
         kind = "a router" if last in _ROUTERS and beside_experts else kind
         if kind is not None:
             raise ValueError(
-                f"include={pattern!r} matches {name}, the weight of {kind}: expected linears; a pattern of ignore leaves it"
+                f"include={pattern!r} matches {name}, the weight of {kind}: expected linears; a pattern of ignore= leaves it"
             )
         if not self._holds_matrices:
             raise ValueError(
@@ -236,7 +250,7 @@ class Plan:
         block = self.layout.block
         if weight is None or weight.layout.format != block.name or self.layout.whole_blocks:
             left = "all of its layer's experts as they are" if _OF_EXPERTS.fullmatch(name) else "it as it is"
-            hint = f"; a pattern of ignore leaves {left}" if weight is None else ""
+            hint = f"; a pattern of ignore= leaves {left}" if weight is None else ""
             raise ValueError(
                 f"{name} {list(shape)} has {shape[-1]} elements a row: {self.scheme.dialect} takes multiples of "
                 f"{block.block_size} in {block.name}{hint}"
@@ -578,7 +592,7 @@ def make_plan(checkpoint: Checkpoint, wish: Wish) -> Plan:
             f"model_type {model!r} stores its matrices as [in, out], and a dialect [out, in]: expected a linear's"
         )
     if not floats and (wish.ignore or wish.include):
-        raise ValueError("ignore and include choose what is quantized of a model in floats; this one is quantized already")
+        raise ValueError("ignore= and include= choose what is quantized of a model in floats; this one is quantized already")
     modules = [name.removesuffix(".weight") for name in checkpoint.shards.entries]
     for argument, patterns in (("ignore", wish.ignore), ("include", wish.include)):
         for pattern in patterns:
@@ -591,13 +605,14 @@ def make_plan(checkpoint: Checkpoint, wish: Wish) -> Plan:
         format = known[0] if len(known) == 1 else None
         if format is None:
             holds = ", ".join(checkpoint.formats) or "floats"
-            raise ValueError(f"format is not given and the source holds {holds}: expected one of {', '.join(formats)}")
+            raise ValueError(f"format= is not given and the source holds {holds}: expected one of {', '.join(formats)}")
     if format not in formats:
         again = "" if floats or to == "plain" else ", in which the weights are quantized anew"
         raise ValueError(f"to={to!r}: {to}'s {format} is not written: expected one of {', '.join(formats)}{again}")
     recipe = None
     if wish.recipe is not None and (to == "plain" or checkpoint.formats == (format,)):
-        raise ValueError(f"recipe is given, and nothing is quantized on the way from {checkpoint.scheme} to {format}")
+        asked = getattr(wish.recipe, "name", wish.recipe)
+        raise ValueError(f"recipe={asked!r}: nothing is quantized on the way from {checkpoint.scheme} to {format}")
     notes = [note for note in (*checkpoint.notes, checkpoint.contradicted) if note]
     scheme = Scheme(to, format, _activations(checkpoint, to, format, wish.activations, notes))
     stacks = _stacks(checkpoint, scheme)
@@ -622,7 +637,7 @@ def _activations(checkpoint: Checkpoint, to: str, format: str, asked: str | None
     if checkpoint.declared.unread:
         if asked == DEFAULT and to != "plain":
             said = checkpoint.declared.unread[0]
-            raise ValueError(f"the config says {said}; activations none (weights alone) or in a format leaves it out")
+            raise ValueError(f"the config says {said}; activations=None (weights alone) or a format leaves it out")
         notes += [f"not carried over: {said}" for said in checkpoint.declared.unread]
     if to == "plain":
         if asked not in (DEFAULT, None):
@@ -639,7 +654,7 @@ def _activations(checkpoint: Checkpoint, to: str, format: str, asked: str | None
             said = f"activations={asked!r} takes" if asked != DEFAULT else "the config says activations in nvfp4, which take"
             raise ValueError(
                 f"{said} a calibrated input scale for each weight, which "
-                f"{missing[0] if missing else 'a model in floats'} lacks: expected it, or activations none (weights alone)"
+                f"{missing[0] if missing else 'a model in floats'} lacks: expected it, or activations=None (weights alone)"
             )
     if asked == DEFAULT and not checkpoint.quantized:
         if known[0] is None and len(known) > 1:
