@@ -367,13 +367,9 @@ def evaluate_command(
     computing = mxref.use(*_chosen(backend), check=check)
     with _usage_errors():
         _keep({"--json": json_file, "--csv": csv_file, "--plot": plot_file}, model, against, text, tokenizer, ids)
-    with (
-        _usage_errors(evaluate_command),
-        computing,
-        _quiet_transformers(),
-        _quiet_torchao(),
-        _progress_bar("windows") as on_progress,
-    ):
+    known = formats is None or set(_names(formats)) <= {*BLOCK_FORMATS}
+    usage = _usage_errors(evaluate_command, format="--activations" if known else "--formats")
+    with usage, computing, _quiet_transformers(), _quiet_torchao(), _progress_bar("windows") as on_progress:
         try:
             report = evaluation(
                 model,
