@@ -973,6 +973,7 @@ def test_a_dialect_that_the_config_contradicts_is_said_and_never_copied(tmp_path
     (path / "config.json").write_text(json.dumps(said))
     conversion = convert_checkpoint(path, tmp_path / "out", to="quark", dialect="quark")
     assert conversion.notes[0] == "the config says 'compressed-tensors' and is not heeded: dialect='quark' is given"
+    assert conversion.activations == "unknown before, not quantized now"
     written = config(tmp_path / "out")["quantization_config"]
     assert written["quant_method"] == "quark" and load_checkpoint(tmp_path / "out").scheme == "w_mxfp4"
     (finding,) = [each for each in inspect_checkpoint(path, dialect="quark").findings if each.what == "config"]

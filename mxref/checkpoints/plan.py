@@ -107,8 +107,10 @@ class Plan:
     def activations(self) -> str:
         """What becomes of how the config says activations are quantized, in words."""
         given, written = self.checkpoint.declared, Declared(activations=self.scheme.activations)
-        unknown = given.unread or self.checkpoint.contradicted
-        before, after = given.activations or ("what mxref does not read" if unknown else None), written.activations
+        before, after = given.activations, written.activations
+        says = given.formats or given.layers or not self.checkpoint.quantized
+        if given.unread or self.checkpoint.contradicted or not says:
+            return f"unknown before, {after or 'not quantized'} now"
         if before != after:
             how = "dropped" if after is None else "added" if before is None else "changed"
             return f"{how}: {before or 'not quantized'} before, {after or 'not quantized'} now"
