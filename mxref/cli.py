@@ -6,7 +6,9 @@ away. `--json FILE` writes what a command found for machines (`-`: to stdout, in
 """
 
 import contextlib
+import difflib
 import logging
+import math
 import os
 import re
 import signal
@@ -15,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn, get_type_hints
 
 import typer
 from rich.console import Console
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
 NEGATIVE, BAD_USAGE, INTERRUPTED, UNREAD = 1, 2, 130, 141
 PLAIN_WIDTH = 1 << 20  # columns where the output is no terminal: nothing is wrapped
+TEXT_WIDTH = 120  # of tables that hold sentences: there cells are
 MOST_WORKERS = 8  # that share the cores of a CPU; each holds half a gigabyte
 FINDINGS_SHOWN = 8  # of each kind in a table; JSON has them all
 TORCHAO_SAYS = (r"Skipping import of cpp extensions", r"Failed to load .*_C.*\.so", r"<enum .*> is an Enum subclass")
@@ -146,18 +149,52 @@ def _root(
 
 
 @contextlib.contextmanager
-def _usage_errors() -> Iterator[None]:
-    """Report what the library refuses, and files that cannot be written, as bad usage."""
+def _usage_errors(command: Callable | None = None, **others: str) -> Iterator[None]:
+    """Report what the library refuses, and files that cannot be written, as bad usage; arguments are called as `command`
+    does, or `others`."""
     try:
         yield
     except BrokenPipeError:
         raise
     except (ValueError, ImportError, OSError) as refusal:
-        _fail(" ".join(str(refusal).split()))
+        _fail(_near(_in_options(" ".join(str(refusal).split()), _options(command) | others)))
 
 
-def _print(table: Table) -> None:
-    """Show a table; where the output is no terminal every line of it whole, since a program may read it."""
+def _options(command: Callable | None) -> dict[str, str]:
+    """What the parameters of a command are called where it is typed, by their names in Python."""
+    named = {}
+    for name, hint in get_type_hints(command, include_extras=True).items() if command else ():
+        for given in getattr(hint, "__metadata__", ()):
+            flags = [flag.partition("/")[0] for flag in given.param_decls or () if flag.startswith("--")]
+            typed = given.metavar if isinstance(given, typer.models.ArgumentInfo) else f"--{name.replace('_', '-')}"
+            named[name] = flags[0] if flags else typed
+    return named
+
+
+def _in_options(message: str, named: dict[str, str]) -> str:
+    """A message of the library, with `name=` as `--name`, and without what can only be given in Python."""
+
+    def typed(match: re.Match) -> str:
+        option = named[match["name"]]
+        return option if match["alone"] is not None else f"{option} none" if match["none"] else f"{option}="
+
+    message = re.sub(r", or an? \w+ record$", "", message)
+    if not named:
+        return message
+    value = r"(?:(?P<alone>True\b|(?=[\s,;:.)]|$))|(?P<none>None\b))?"
+    return re.sub(rf"(?<![\w.'\"/-])(?P<name>{'|'.join(named)})={value}", typed, message)
+
+
+def _near(message: str) -> str:
+    """A message that lists all recipes with the nearest alone."""
+    said, found, rest = message.partition(f"expected one of {', '.join(RECIPES)}")
+    near = difflib.get_close_matches(said.rpartition("=")[2].strip(": '"), RECIPES)
+    some = f"such as {', '.join(near)}; `mxref recipes` lists all" if near else "that `mxref recipes` lists"
+    return f"{said}expected one {some}{rest}" if found else message
+
+
+def _print(table: Table, width: int = PLAIN_WIDTH) -> None:
+    """Show a table; where the output is no terminal every line of it whole, since a program may read it, or `width` wide."""
     console = Console()
     if console.is_terminal:
         console.print(table)
@@ -165,7 +202,7 @@ def _print(table: Table) -> None:
     title, caption, table.title, table.caption = table.title, table.caption, None, None  # they wrap at the table's width
     for part in filter(None, (title, table, caption)):
         text = isinstance(part, str)
-        Console(width=PLAIN_WIDTH).print(part, soft_wrap=text, markup=not text, highlight=False)
+        Console(width=PLAIN_WIDTH if text else width).print(part, soft_wrap=text, markup=not text, highlight=False)
 
 
 def _deliver(json_file: str | None, value: object, show: Callable[[], None]) -> None:
@@ -330,7 +367,9 @@ def evaluate_command(
     computing = mxref.use(*_chosen(backend), check=check)
     with _usage_errors():
         _keep({"--json": json_file, "--csv": csv_file, "--plot": plot_file}, model, against, text, tokenizer, ids)
-    with _usage_errors(), computing, _quiet_transformers(), _quiet_torchao(), _progress_bar("windows") as on_progress:
+    known = formats is None or set(_names(formats)) <= {*BLOCK_FORMATS}
+    usage = _usage_errors(evaluate_command, format="--activations" if known else "--formats")
+    with usage, computing, _quiet_transformers(), _quiet_torchao(), _progress_bar("windows") as on_progress:
         try:
             report = evaluation(
                 model,
@@ -539,17 +578,17 @@ def recipes_command(
     """The named recipes: what each chooses, and what is wrong in the producer whose bits it gives; with NAME every field."""
     if name is None:
         table = _table(None, "recipe", "formats", "choice", "faults, of its producer")
-        table.columns[0].no_wrap = True
+        table.columns[0].no_wrap, table.columns[1].max_width = True, 12
         for recipe in RECIPES.values():
             faults = "\n".join(f"- {summary}" for summary in _recipe_facts(recipe)["faults"].values())
             table.add_row(recipe.name, ", ".join(_formats_of(recipe)), recipe.summary, faults)
-        _deliver(json_file, [_recipe_facts(recipe) for recipe in RECIPES.values()], lambda: _print(table))
+        _deliver(json_file, [_recipe_facts(recipe) for recipe in RECIPES.values()], lambda: _print(table, TEXT_WIDTH))
     elif name in RECIPES:
         facts = _recipe_facts(RECIPES[name])
         shown = facts | {"faults": "\n".join(f"{fault}: {summary}" for fault, summary in facts["faults"].items()) or None}
-        _deliver(json_file, facts, lambda: _print(_fields_table(name, shown)))
+        _deliver(json_file, facts, lambda: _print(_fields_table(name, shown), TEXT_WIDTH))
     else:
-        _fail(f"NAME={name!r}: expected one of {', '.join(RECIPES)}")
+        _fail(_near(f"NAME={name!r}: expected one of {', '.join(RECIPES)}"))
 
 
 def _formats_of(recipe: mxref.Recipe) -> list[str]:
@@ -574,7 +613,7 @@ def _recipe_facts(recipe: mxref.Recipe) -> dict:
 def explain_command(
     format: Annotated[str, typer.Argument(metavar="FORMAT", help="A block format.")],
     values: Annotated[
-        list[str], typer.Argument(metavar="VALUES...", help="Numbers (decimal, 0x1.8p-3, nan, inf), read as float32.")
+        list[str], typer.Argument(metavar="VALUES...", help="Numbers (decimal, 0x1.8p-3, nan, inf), rounded to float32.")
     ],
     recipe: Annotated[str | None, typer.Option(metavar="NAME", help="See `mxref recipes`.")] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of a stochastic recipe.")] = None,
@@ -583,17 +622,28 @@ def explain_command(
     """Every step from VALUES to scales, codes and decoded values."""
     import torch
 
-    with _usage_errors():
+    with _usage_errors(explain_command):
         x = torch.tensor([_number(value) for value in values])
         explanation = mxref.explain(x, block_format(format), recipe=recipe, seed=seed)
     _deliver(json_file, explanation, lambda: print(explanation))
 
 
 def _number(text: str) -> float:
+    """A number that is typed, rounded to float32; one beyond its range, or that would be 0 and is not, is refused."""
+    import torch
+
+    digits, _, exponent = text.lower().partition("p" if "0x" in text.lower() else "e")
     try:
-        return float.fromhex(text) if "0x" in text.lower() else float(text)
-    except (ValueError, OverflowError):
+        value = float.fromhex(text) if "0x" in digits else float(text)
+    except OverflowError:
+        value = math.inf
+    except ValueError:
         raise ValueError(f"VALUES: {text!r} is no number; expected such as 1.5, -2e-3, 0x1.8p-3, nan, inf") from None
+    stored = torch.tensor(value).item()
+    if re.search("[1-9a-f]" if "0x" in digits else "[1-9]", digits.replace("0x", "")) and stored in (0, math.inf, -math.inf):
+        low, high = 2.0**-149, torch.finfo(torch.float32).max
+        raise ValueError(f"VALUES: {text!r} is {stored:g} in float32: expected 0, or {low:.3g} to {high:.9g} in magnitude")
+    return stored
 
 
 @app.command("compare", context_settings={"ignore_unknown_options": True})
@@ -618,7 +668,7 @@ def compare_command(
     from mxref.commands.compare import FILE_TYPES, compare_recipes, read_tensor
 
     path = Path(source[0])
-    with _usage_errors():
+    with _usage_errors(compare_command, recipe="--recipes"):
         if len(source) == 1 and path.suffix in FILE_TYPES:
             _keep({"--json": json_file}, path)
             x = read_tensor(path, tensor)
@@ -786,7 +836,7 @@ def verify_command(
     _check_loads(backend)
     if workers is None:
         workers = min(MOST_WORKERS, torch.get_num_threads()) if device == "cpu" else 1
-    with _usage_errors(), _terminated(), _progress_bar("cases") as on_progress:
+    with _usage_errors(verify_command, op="--op"), _terminated(), _progress_bar("cases") as on_progress:
         if case is not None:
             if ops is None:
                 raise ValueError("--case needs --op: expected the op that the case is of")
@@ -839,7 +889,7 @@ def bench_command(
     """
     from mxref.commands.bench import BenchmarkFailed, find_benchmarks, merged, run_benchmark, timings
 
-    with _usage_errors():
+    with _usage_errors(bench_command):
         benchmarks = find_benchmarks(device, names or ())
         if listed:
             facts = [{"name": b.name, "device": b.device, "summary": b.summary} for b in benchmarks]
@@ -910,7 +960,7 @@ def inspect_command(
     """
     from mxref.checkpoints import inspect_checkpoint
 
-    with _usage_errors(), _progress_bar("tensors") as on_progress:
+    with _usage_errors(inspect_command), _progress_bar("tensors") as on_progress:
         _keep({"--json": json_file}, path.parent if path.is_file() else path)
         inspection = inspect_checkpoint(path, dialect=dialect, on_progress=on_progress)
 
@@ -948,7 +998,7 @@ def convert_command(
         str,
         typer.Option(metavar="DIALECT", help="compressed-tensors, modelopt, quark, gpt-oss, torchao, or plain for floats."),
     ],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory to write; it must not exist.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory to write; it must not exist, but see --force.")],
     format: Annotated[
         str | None,
         typer.Option(metavar="F", help="Block format of the weights; bf16, f16 or f32 for plain (default: the source's)."),
@@ -957,7 +1007,8 @@ def convert_command(
         str | None,
         typer.Option(
             metavar="A",
-            help="What the config says of activations: a block format or none (default: as the source, or producer).",
+            help="What the config says of activations: a block format or none (default: as the source, or producer). The "
+            "report says whether that keeps, drops or changes what PATH does to them.",
         ),
     ] = None,
     recipe: Annotated[
@@ -985,7 +1036,12 @@ def convert_command(
     ] = True,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Replace DIR if it holds a checkpoint, and else only files that are written anew."),
+        typer.Option(
+            "--force",
+            help="Replace all of DIR, if it holds nothing but config.json, hf_quant_config.json, its weights "
+            "(model.safetensors or what its index names), the index, and files that are copied anew from beside PATH. With "
+            "anything else in it DIR is refused and left as it is.",
+        ),
     ] = False,
     json_file: JsonOption = None,
 ) -> None:
@@ -994,7 +1050,14 @@ def convert_command(
     Weights of the same format keep their codes and block scales bit for bit; a tensor scale that DIALECT divides by where
     PATH multiplies, or the other way round, becomes the reciprocal that changes the fewest values. With another --format
     weights are quantized anew (MXFP4 becomes NVFP4 with its codes). torchao is written in MXFP4 and MXFP8, not in its NVFP4.
-    What changes is measured and shown. DIR appears when it is whole, and not at all otherwise: until then it is written to
+    All matrices of a layer's experts are quantized or none; embeddings and routers are not.
+
+    What changes is measured on decoded float32 values and shown: how many changed, the largest and the root-mean-square
+    (rms) error, that error over the rms of the source ("of rms"), and how many blocks lie "outside" of what the target's
+    scales reach: they became zeros, were cut off at the largest value or lost bits of their codes. "lossless" speaks of
+    weights and stored input scales; a line of its own says what becomes of how activations are quantized.
+
+    DIR appears when it is whole, and not at all otherwise: until then it is written to
     .DIR.part beside it, by one run at a time. Only a run that is killed outright leaves that; then remove it.
 
     Exit code 0: written. 1: written, but blocks became zeros or lie outside of what the target's scales reach, or values
@@ -1005,7 +1068,8 @@ def convert_command(
     from mxref.checkpoints.recode import HOW
 
     asked = {} if activations is None else {"activations": None if activations == "none" else activations}
-    with _usage_errors(), _terminated(), mxref.use(*_chosen(backend)), _progress_bar("jobs") as on_progress, _untouched(out):
+    usage = _usage_errors(convert_command)
+    with usage, _terminated(), mxref.use(*_chosen(backend)), _progress_bar("jobs") as on_progress, _untouched(out):
         _keep({"--json": json_file}, path.parent if path.is_file() else path)
         if json_file not in (None, "-"):
             file = Path(json_file).resolve()
@@ -1028,13 +1092,17 @@ def convert_command(
         )
 
     def show() -> None:
-        facts = {name: value for name, value in conversion.record().items() if name not in ("weights", "notes")}
+        facts = {
+            name: value for name, value in conversion.record().items() if name not in ("weights", "notes", "activations")
+        }
         _print(_fields_table(None, facts | {"files": len(conversion.files), "weights": len(conversion.changes)}))
         _print(_changes_table(conversion.changes))
         for how in dict.fromkeys(change.how for change in conversion.changes):
             print(f"{how}: {HOW[how]}")
+        print("of rms: the rms error over the rms of the source; outside: blocks that the target's scales do not reach")
+        print(f"activations: {conversion.activations}")
         for note in conversion.notes[:FINDINGS_SHOWN]:
-            print(note)
+            print(_in_options(note, _options(convert_command)))
         if len(conversion.notes) > FINDINGS_SHOWN:
             print(f"... and {len(conversion.notes) - FINDINGS_SHOWN} more notes; --json has all")
 

@@ -145,7 +145,7 @@ def test_the_benchmarks_are_listed():
     [
         (("nothing",), f"NAME='nothing': expected one of {', '.join(NAMES)} on cpu"),
         (("blocks", "--device", "cuda"), "NAME='blocks': expected one of elementwise, eval, matmul, moe on cuda"),
-        (("--device", "tpu"), "device='tpu': expected one of cpu, cuda"),
+        (("--device", "tpu"), "--device='tpu': expected one of cpu, cuda"),
         (("--json", "no/such/r.json"), "--json='no/such/r.json': its directory does not exist"),
     ],
 )
@@ -160,7 +160,7 @@ def test_where_there_is_no_gpu_it_says_so():
     if torch.cuda.is_available():
         pytest.skip("there is one")
     result = command("--device", "cuda")
-    assert result.exit_code == 2 and result.stderr.startswith("error: device='cuda': ") and result.stderr.count("\n") == 1
+    assert result.exit_code == 2 and result.stderr.startswith("error: --device='cuda': ") and result.stderr.count("\n") == 1
 
 
 def test_an_installed_mxref_has_no_benchmarks(monkeypatch, tmp_path):

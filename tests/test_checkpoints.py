@@ -798,7 +798,7 @@ def test_a_config_that_says_what_no_layer_runs_is_refused_unless_weights_alone_a
     (fault,) = inspect_checkpoint(path).faults
     assert fault.what == "config" and re.search(message, fault.detail)
     same = load_checkpoint(source).dialect
-    with pytest.raises(ValueError, match=f"{message}.*activations none"):
+    with pytest.raises(ValueError, match=f"{message}.*activations=None"):
         convert_checkpoint(path, tmp_path / "out", to=same)
     assert not (tmp_path / "out").exists()
     conversion = convert_checkpoint(path, tmp_path / "out", to="plain", format="f32")

@@ -166,11 +166,11 @@ def test_eval_says_who_answered_and_check_that_there_was_something_to_check(monk
         (("--backend", ""), "backend='': expected one of inductor, triton"),
         (("--against", ""), "against='': expected a directory"),
         (("--tokenizer", ""), "tokenizer='': expected a directory"),
-        (("--formats", "mxfp4,mxfp5"), "format='mxfp5': expected one of " + ", ".join(FORMATS)),
+        (("--formats", "mxfp4,mxfp5"), "error: --formats='mxfp5': expected one of " + ", ".join(FORMATS)),
         (("--formats", ","), "formats=[]: expected at least one of mxfp4"),
-        (("--recipe", "nosuch"), "recipe='nosuch': expected one of ocp"),
+        (("--recipe", "nosuch"), "error: --recipe='nosuch': expected one that `mxref recipes` lists\n"),
         (("--formats", "nvfp4", "--recipe", "ocp"), "recipe 'ocp' (scale_rule='floor') does not fit format 'nvfp4'"),
-        (("--activations", "int4"), "format='int4': expected one of mxfp4"),
+        (("--activations", "int4"), "error: --activations='int4': expected one of mxfp4"),
         (("--weights-only", "--activations", "same"), "--weights-only and --activations contradict each other"),
         (("--weights-only", "--act-recipe", "ocp"), "--weights-only and --act-recipe contradict each other"),
         (("--layers", "none"), "layers='none': expected one of experts, all"),
@@ -222,7 +222,7 @@ def test_eval_refuses_float64_before_it_begins(directory, tmp_path, where, what)
     weights = load_file(directory / "model" / "model.safetensors")
     save_file({name: weight.double() for name, weight in weights.items()}, tmp_path / "model.safetensors", {"format": "pt"})
     said = refusal(mxref_command("eval", tmp_path, "--random-ids"))
-    assert said.startswith(f"error: model={str(tmp_path)!r}: {what}: expected one of float32, bfloat16, float16")
+    assert said.startswith(f"error: MODEL={str(tmp_path)!r}: {what}: expected one of float32, bfloat16, float16")
 
 
 def test_a_name_that_is_no_directory_is_read_in_both_ways(monkeypatch):
@@ -233,14 +233,14 @@ def test_a_name_that_is_no_directory_is_read_in_both_ways(monkeypatch):
 
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", offline)
     said = refusal(mxref_command("eval", "modles/Qwen3"))
-    assert "model='modles/Qwen3': no such directory; read as a name on the Hugging Face hub instead, it fails too: " in said
+    assert "MODEL='modles/Qwen3': no such directory; read as a name on the Hugging Face hub instead, it fails too: " in said
     assert "We couldn't connect to the hub (expected a directory" in said
 
 
 def test_eval_refuses_what_is_no_model(tmp_path):
-    assert "model='': expected a directory with a transformers causal language model" in refusal(mxref_command("eval", ""))
-    assert "model='./no-such': no such directory" in refusal(mxref_command("eval", "./no-such"))
-    assert f"model='{tmp_path}': " in refusal(mxref_command("eval", tmp_path))
+    assert "MODEL='': expected a directory with a transformers causal language model" in refusal(mxref_command("eval", ""))
+    assert "MODEL='./no-such': no such directory" in refusal(mxref_command("eval", "./no-such"))
+    assert f"MODEL='{tmp_path}': " in refusal(mxref_command("eval", tmp_path))
 
 
 def test_eval_of_a_quantized_config_without_weights_says_what_is_missing(directory, tmp_path):
@@ -359,7 +359,10 @@ def test_recipes_lists_all_and_shows_every_choice_of_one(tmp_path):
     assert [row["name"] for row in json.loads((tmp_path / "r.json").read_text())] == list(mxref.RECIPES)
     one = json.loads(mxref_command("recipes", "nvidia", "--json", "-").stdout)
     assert set(one) == set(mxref.Recipe.__dataclass_fields__) and one["scale_rule"] == "amax"
-    assert "NAME='nosuch': expected one of ocp" in refusal(mxref_command("recipes", "nosuch"))
+    for near in ("nvida", "nvidia_16x61"):
+        said = refusal(mxref_command("recipes", near))
+        assert said.startswith(f"error: NAME={near!r}: expected one such as nvidia") and len(said) < 150
+        assert said.endswith("; `mxref recipes` lists all\n")
 
 
 def test_explain_prints_what_the_library_explains():
@@ -376,9 +379,14 @@ def test_explain_prints_what_the_library_explains():
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (("mxfp5", "1"), "format='mxfp5': expected one of mxfp4"),
-        (("e2m1", "1"), "format='e2m1': expected one of mxfp4"),
+        (("mxfp5", "1"), "FORMAT='mxfp5': expected one of mxfp4"),
+        (("e2m1", "1"), "FORMAT='e2m1': expected one of mxfp4"),
         (("mxfp4", "seven"), "VALUES: 'seven' is no number"),
+        (("mxfp4", "1", "1e39"), "VALUES: '1e39' is inf in float32: expected 0, or 1.4e-45 to 3.40282347e+38 in magnitude"),
+        (("mxfp4", "1", "-1e400"), "VALUES: '-1e400' is -inf in float32"),
+        (("mxfp4", "1e-46", "0"), "VALUES: '1e-46' is 0 in float32"),
+        (("mxfp4", "-0x1p-2000", "0"), "VALUES: '-0x1p-2000' is -0 in float32"),
+        (("mxfp4", "0x1p2000"), "VALUES: '0x1p2000' is inf in float32"),
         (("mxfp4", "1", "--recpie"), "VALUES: '--recpie' is no number"),
         (("mxfp4", "1", "--recipe", "nvidia"), "does not fit format 'mxfp4'"),
         (("nvfp4", *["1"] * 17), "16"),
@@ -410,8 +418,10 @@ def test_compare_shows_where_recipes_differ():
     lines = result.stdout.splitlines()
     assert lines[0] == "mxfp4, [4], ocp against modelopt_mxfp4: 1 scale bytes, 3 codes and 0 decoded values differ"
     assert lines[1] == "block [0], scale code 0x7F = 1 against 0x80 = 2"
-    assert lines[3].split() == ["7", "0x07", "0x05", "6", "3", "6", "6"]
-    assert lines[-1] == "1 elements are the same" and len(lines) == 7
+    assert lines[2].split() == ["ocp", "modelopt_mxfp4"]
+    assert lines[3].split() == ["x", *["code", "value", "decoded"] * 2]
+    assert lines[4].split() == ["7", "0x07", "6", "6", "0x05", "3", "6"]
+    assert lines[-1] == "1 elements are the same" and len(lines) == 8
 
 
 def test_compare_of_equal_recipes_exits_with_0():
@@ -460,7 +470,12 @@ def test_compare_spans_rows():
     "arguments, message",
     [
         (("7", "--recipes", "ocp"), "recipes=['ocp']: expected two"),
-        (("7", "--recipes", "ocp,nosuch"), "recipe='nosuch': expected one of ocp"),
+        (
+            ("7", "--recipes", "ocp,nvida"),
+            "error: --recipes='nvida': expected one such as nvidia; `mxref recipes` lists all",
+        ),
+        (("7", "--recipes", "ocp,ocp_even", "--format", "mxfp9"), "error: --format='mxfp9': expected one of mxfp4"),
+        (("7", "1e39", "--recipes", "ocp,ocp_even"), "VALUES: '1e39' is inf in float32"),
         (("7", "--recipes", "ocp,nvidia"), "no block format fits both"),
         (("7", "--recipes", "ocp,ocp_even", "--format", "nvfp4"), "does not fit format 'nvfp4'"),
         (("7", "--recipes", "ocp,ocp_even", "--format", "fp4"), "format='fp4': expected one of mxfp4"),
@@ -489,7 +504,8 @@ def test_compare_refuses_files_that_hold_no_such_tensor(tmp_path):
     wide = refusal(mxref_command("compare", tmp_path / "wide.npy", *compare))
     assert "float64: expected a tensor of torch.float32, torch.bfloat16, torch.float16; round it to one of them" in wide
     for name in ("two.pt", "two.npz"):
-        assert "no tensor is named" in refusal(mxref_command("compare", tmp_path / name, *compare))
+        said = refusal(mxref_command("compare", tmp_path / name, *compare))
+        assert "no tensor is named" in said and said.endswith(f"{name}' holds a, b; --tensor picks one by its name\n")
         assert "tensor='c'" in refusal(mxref_command("compare", tmp_path / name, "--tensor", "c", *compare))
 
 
@@ -504,6 +520,9 @@ def test_compare_refuses_tensors_without_values_or_not_dense_and_says_what_is_em
             torch.save(held, tmp_path / "x.pt")
             result = mxref_command("compare", tmp_path / "x.pt", "--recipes", "ocp,ocp_even", *arguments)
             assert f"holds a tensor that {kind}: expected a dense one, of values" in result.stderr and result.exit_code == 2
+    torch.save(torch.ones(1).expand(10**10), tmp_path / "x.pt")
+    result = mxref_command("compare", tmp_path / "x.pt", "--recipes", "ocp,ocp_even")
+    assert "holds [10000000000], 10,000,000,000 elements, made of 1 that are stored" in refusal(result)
     for shape in ((0,), (0, 64), (4, 0)):
         torch.save(torch.ones(shape), tmp_path / "x.pt")
         result = mxref_command("compare", tmp_path / "x.pt", "--recipes", "ocp,ocp_even")
@@ -629,8 +648,10 @@ def test_without_a_terminal_every_line_is_whole():
         table = mxref_command(*command).stdout
         rows = [line for line in table.splitlines() if line.startswith("│")]
         assert rows and not any("…" in line for line in rows)
-    text = mxref_command("recipes").stdout
-    assert all(recipe.summary in text for recipe in mxref.RECIPES.values())
+    lines = mxref_command("recipes").stdout.splitlines()
+    assert max(map(len, lines)) == 120  # sentences wrap, whole
+    choices = " ".join(line.split("│")[3].strip() for line in lines if line.startswith("│"))
+    assert all(recipe.summary in choices for recipe in mxref.RECIPES.values())
     from rich.table import Table
 
     from mxref.cli import _print

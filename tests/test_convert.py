@@ -464,9 +464,9 @@ def test_stacks_whose_dialect_or_order_is_not_known_are_refused(tmp_path):
     (path / "config.json").write_text(json.dumps(changed))
     with pytest.raises(ValueError, match="nothing says in which order its 8 rows are"):
         convert_checkpoint(path, tmp_path / "out", to="compressed-tensors")
-    name = "model.layers.0.mlp.experts.gate_up_proj"
+    name = "model.layers.1.mlp.experts.gate_up_proj"
     path = copy(BASE, tmp_path / "b", lambda t: t.update({name: torch.zeros(2, 128, 64)}))
-    with pytest.raises(ValueError, match="a pattern of ignore leaves it as it is"):
+    with pytest.raises(ValueError, match="a pattern of ignore= leaves it as it is"):
         convert_checkpoint(path, tmp_path / "out", to="quark", format="mxfp4")
     convert_checkpoint(path, tmp_path / "out", to="quark", format="mxfp4", ignore=[name])
 
@@ -522,6 +522,36 @@ def test_what_the_source_says_of_its_quantization_is_dropped_wherever_it_stands(
     assert inspect_checkpoint(tmp_path / "out").faults == ()
 
 
+@pytest.mark.parametrize("where", ["config.json", "hf_quant_config.json"])
+def test_one_config_of_modelopts_two_is_enough_and_stays_alone(where, tmp_path):
+    """What is excluded may be said in patterns; a second config with names would contradict it."""
+    path = copy(MODELOPT, tmp_path / "c")
+    said, beside = config(path), json.loads((path / "hf_quant_config.json").read_text())
+    excluded = {"exclude_modules": ["*embed_tokens", "*.gate", "lm_head"]}
+    quantization = {k: v for k, v in said["quantization_config"].items() if k != "ignore"} | excluded
+    del said["quantization_config"]
+    (path / "hf_quant_config.json").unlink()
+    if where == "config.json":
+        said["text_config"] = {"quantization_config": quantization}
+    else:
+        (path / where).write_text(json.dumps(beside | {"quantization": beside["quantization"] | excluded}))
+    (path / "config.json").write_text(json.dumps(said))
+    convert_checkpoint(path, tmp_path / "out", to="modelopt")
+    assert load_checkpoint(tmp_path / "out").declared == load_checkpoint(path).declared
+    assert {each.name for each in (tmp_path / "out").glob("*.json")} == {each.name for each in path.glob("*.json")} - {INDEX}
+    convert_checkpoint(path, tmp_path / "mxfp8", to="modelopt", format="mxfp8_e4m3")
+    assert load_checkpoint(tmp_path / "mxfp8").declared.formats == {"mxfp8_e4m3"}
+
+
+def test_a_new_dtype_is_said_wherever_one_was(tmp_path):
+    nested = {"text_config": {"dtype": "bfloat16", "deeper": {"torch_dtype": "bfloat16"}}, "torch_dtype": "bfloat16"}
+    path = copy(CT, tmp_path / "c", config=nested)
+    convert_checkpoint(path, tmp_path / "out", to="plain", format="f32")
+    written = config(tmp_path / "out")
+    assert written["text_config"] == {"dtype": "float32", "deeper": {"torch_dtype": "float32"}}
+    assert written["dtype"] == written["torch_dtype"] == "float32"
+
+
 # models in floats
 
 
@@ -567,12 +597,12 @@ def test_gate_and_up_and_q_k_and_v_share_a_tensor_scale(tmp_path):
 
 def test_routers_head_embeddings_norms_and_what_is_ignored_stay(tmp_path):
     out = tmp_path / "out"
-    convert_checkpoint(BASE, out, to="compressed-tensors", format="mxfp4", ignore=["re:.*o_proj", f"{EXPERT}.*", "lm_head"])
+    convert_checkpoint(BASE, out, to="compressed-tensors", format="mxfp4", ignore=["re:.*o_proj", "*.experts", "lm_head"])
     found = load_checkpoint(out)
     left = {name for name in found.plain if len(found[name].shape) == 2}
-    ignored = {f"{EXPERT}.{part}_proj.weight" for part in ("gate", "up", "down")} | {
-        "model.layers.0.self_attn.o_proj.weight"
-    }
+    experts = [f"model.layers.0.mlp.experts.{e}" for e in (0, 1)]
+    ignored = {f"{expert}.{part}_proj.weight" for expert in experts for part in ("gate", "up", "down")}
+    ignored |= {"model.layers.0.self_attn.o_proj.weight"}
     assert left == {"lm_head.weight", "model.embed_tokens.weight", "model.layers.0.mlp.gate.weight"} | ignored
     assert inspect_checkpoint(out).faults == ()
     convert_checkpoint(BASE, tmp_path / "more", to="compressed-tensors", format="mxfp4", include=["lm_head"])
@@ -625,6 +655,21 @@ REFUSED = {
     "recipe without use": (CT, dict(to="modelopt", recipe="exact"), "nothing is quantized on the way"),
     "recipe of rows": (BASE, dict(to="modelopt", format="nvfp4", recipe="nvidia_16x16"), "blocks of several rows"),
     "ignore": (CT, dict(to="modelopt", ignore=["*"]), "quantized already"),
+    "half of the experts": (
+        BASE,
+        dict(to="modelopt", format="mxfp4", ignore=[f"{EXPERT}.*"]),
+        f"ignore='{EXPERT}.*': {EXPERT}.down_proj.weight stays as it is and model.layers.0.mlp.experts.1.down_proj.weight",
+    ),
+    "an embedding": (
+        BASE,
+        dict(to="quark", format="mxfp4", include=["*embed_tokens"]),
+        "include='*embed_tokens' matches model.embed_tokens.weight, the weight of an embedding: expected linears",
+    ),
+    "a router": (
+        BASE,
+        dict(to="quark", format="mxfp4", include=["*.gate"]),
+        "include='*.gate' matches model.layers.0.mlp.gate.weight, the weight of a router",
+    ),
     "dialect of floats": (BASE, dict(to="quark", format="mxfp4", dialect="modelopt"), "no weight as modelopt stores one"),
     "all ignored": (BASE, dict(to="quark", format="mxfp4", ignore=["*"]), "nothing to quantize"),
     "shard size": (CT, dict(to="modelopt", shard_size=0), "shard_size"),
@@ -651,6 +696,23 @@ BROKEN = {
         "would be written twice",
     ),
 }
+
+
+def test_what_would_contradict_itself_is_refused_before_the_first_weight(tmp_path, monkeypatch):
+    import mxref.checkpoints.convert as convert
+
+    write = convert.quantization_configs
+    monkeypatch.setattr(convert, "quantization_configs", lambda scheme, skipped: write(scheme, []))
+    monkeypatch.setattr(convert.ShardWriter, "write", lambda self, name, tensor: pytest.fail(name))
+    with pytest.raises(CheckpointError, match="contradicts itself: model.layers.0.self_attn.q_proj.weight"):
+        convert_checkpoint(BASE, tmp_path / "out", to="quark", format="mxfp4", ignore=["*.q_proj"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_whose_matrices_are_transposed_is_refused(tmp_path):
+    path = copy(BASE, tmp_path / "c", config={"model_type": "gpt2"})
+    with pytest.raises(ValueError, match=r"'gpt2' stores its matrices as \[in, out\]"):
+        convert_checkpoint(path, tmp_path / "out", to="quark", format="mxfp4")
 
 
 @pytest.mark.parametrize("case", BROKEN)
@@ -911,6 +973,7 @@ def test_a_dialect_that_the_config_contradicts_is_said_and_never_copied(tmp_path
     (path / "config.json").write_text(json.dumps(said))
     conversion = convert_checkpoint(path, tmp_path / "out", to="quark", dialect="quark")
     assert conversion.notes[0] == "the config says 'compressed-tensors' and is not heeded: dialect='quark' is given"
+    assert conversion.activations == "unknown before, not quantized now"
     written = config(tmp_path / "out")["quantization_config"]
     assert written["quant_method"] == "quark" and load_checkpoint(tmp_path / "out").scheme == "w_mxfp4"
     (finding,) = [each for each in inspect_checkpoint(path, dialect="quark").findings if each.what == "config"]
@@ -949,7 +1012,9 @@ def test_force_replaces_what_is_a_checkpoint_and_nothing_else(stray, tmp_path):
         (out / name).unlink()
     STRAY[stray](out)
     before = {file.name: file.read_bytes() for file in out.iterdir() if file.is_file()}
-    with pytest.raises(ValueError, match="force replaces a checkpoint and nothing else, and .*(in it is|holds not both)"):
+    with pytest.raises(
+        ValueError, match="force=True replaces a checkpoint and nothing else, and .*(in it is|holds not both)"
+    ):
         convert_checkpoint(source, out, to="quark", format="mxfp4", force=True)
     assert {file.name: file.read_bytes() for file in out.iterdir() if file.is_file()} == before
     assert leftovers(tmp_path) == ["in", "letter", "out"]
@@ -1075,11 +1140,15 @@ def test_what_fails_on_the_way_leaves_nothing(tmp_path):
 def test_out_is_replaced_only_by_force_and_only_if_it_is_a_checkpoint(tmp_path):
     out = tmp_path / "out"
     convert_checkpoint(BASE, out, to="quark", format="mxfp4", shard_size=6000)
-    with pytest.raises(ValueError, match="exists: force replaces it"):
+    with pytest.raises(ValueError, match="exists: force=True replaces it"):
         convert_checkpoint(BASE, out, to="quark", format="mxfp6_e2m3")
     convert_checkpoint(BASE, out, to="quark", format="mxfp6_e2m3", force=True)
     assert load_checkpoint(out).formats == ("mxfp6_e2m3",) and not (out / INDEX).exists()
     assert leftovers(tmp_path) == ["out"]
+    convert_checkpoint(BASE, out, to="modelopt", format="mxfp4", force=True)
+    assert (out / "hf_quant_config.json").exists()
+    convert_checkpoint(BASE, out, to="quark", format="mxfp6_e2m3", force=True)
+    assert not (out / "hf_quant_config.json").exists()
     (tmp_path / "empty").mkdir()
     convert_checkpoint(BASE, tmp_path / "empty", to="quark", format="mxfp4", force=True)
     (tmp_path / "home").mkdir()
@@ -1087,7 +1156,7 @@ def test_out_is_replaced_only_by_force_and_only_if_it_is_a_checkpoint(tmp_path):
     (tmp_path / "link").symlink_to(out)
     (tmp_path / "file").write_text("")
     for name in ("home", "link", "file"):
-        with pytest.raises(ValueError, match="force replaces a checkpoint and nothing else"):
+        with pytest.raises(ValueError, match="force=True replaces a checkpoint and nothing else"):
             convert_checkpoint(BASE, tmp_path / name, to="quark", format="mxfp4", force=True)
     for inside in (out, out / "model.safetensors"):
         with pytest.raises(ValueError, match="is the source, lies in it or holds it"):
@@ -1324,8 +1393,55 @@ def test_the_command_converts_and_says_what_changed(convert, tmp_path):
     assert (record["source"], record["target"]) == ("compressed-tensors w_nvfp4_a_nvfp4", "modelopt w_nvfp4_a_nvfp4")
     assert record["lossless"] is False and len(record["weights"]) == 6
     assert {"name", "how", "changed", "max_error", "rms_error", "outside", "input_error"} <= set(record["weights"][0])
+    assert "of rms: the rms error over the rms of the source; outside: blocks that the target's scales" in result.stdout
+    kept = "kept: nvfp4 (rounded by modelopt_nvfp4 now, before by compressed_tensors_nvfp4)"
+    assert f"\nactivations: {kept}\n" in result.stdout and record["activations"] == kept
     again = json.loads(convert(CT, "--to", "modelopt", "--out", tmp_path / "out", "--force", "--json", "-").stdout)
     assert again == record
+
+
+MX6 = DATA / "quark-mxfp4_mxfp6_e2m3-qwen3moe"
+
+
+@pytest.mark.parametrize(
+    "path, asked, said",
+    [
+        (CT, dict(to="modelopt", activations=None), "dropped: nvfp4 before, not quantized now"),
+        (CT, dict(to="plain"), "dropped: nvfp4 before, not quantized now"),
+        (MX6, dict(to="compressed-tensors"), "changed: mxfp6_e2m3 before, mxfp4 now"),
+        (BASE, dict(to="quark", format="mxfp4"), "added: not quantized before, mxfp4 now"),
+        (BASE, dict(to="modelopt", format="mxfp4"), "not quantized, as before"),
+        (QUARK, dict(to="quark"), "kept: mxfp4"),
+    ],
+    ids=shown,
+)
+def test_what_becomes_of_activations_is_said(path, asked, said, tmp_path):
+    assert convert_checkpoint(path, tmp_path / "out", **asked).activations == said
+
+
+def test_the_command_calls_options_as_they_are_typed(convert, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    cases = {
+        ("--to", "awq", "--out", out): "--to='awq': expected one of plain",
+        ("--to", "quark", "--out", tmp_path / "new"): "--format is not given and the source holds floats",
+        ("--to", "quark", "--format", "mxfp4", "--out", out): f"--out={str(out)!r} exists: --force replaces it",
+        ("--to", "quark", "--format", "mxfp4", "--dialect", "ocp", "--out", "n"): "--dialect='ocp': expected one of plain",
+        (
+            "--to",
+            "quark",
+            "--format",
+            "nvfp4",
+            "--activations",
+            "nvfp4",
+            "--out",
+            "n",
+        ): "or --activations none (weights alone)",
+        ("--to", "quark", "--format", "mxfp4", "--ignore", f"{EXPERT}.*", "--out", "n"): f"error: --ignore='{EXPERT}.*': ",
+    }
+    for arguments, message in cases.items():
+        result = convert(BASE, *arguments)
+        assert result.exit_code == 2 and message in result.stderr, result.stderr
 
 
 def test_the_command_ends_in_1_where_scales_do_not_reach(convert, tmp_path):

@@ -1,7 +1,11 @@
 """The adapter to lm-eval, where that is installed."""
 
 import math
+import re
 import sys
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,6 +36,30 @@ def test_the_text_that_comes_with_mxref_is_a_task_without_a_network(folder, monk
     metrics = found["results"]["mxref_text"]
     assert metrics["bits_per_byte,none"] == pytest.approx(math.log2(metrics["byte_perplexity,none"]))
     assert 1 < metrics["bits_per_byte,none"] < 32
+
+
+def test_the_readmes_lines_run_as_they_stand(monkeypatch, capsys):
+    """With a stand-in for lm-eval, which need not be installed."""
+    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    (lines,) = re.findall(r"^    import lm_eval\n(?:(?:    .*)?\n)+?(?=\S)", readme, re.MULTILINE)
+    asked = {}
+
+    def simple_evaluate(model, *, tasks, task_manager):
+        asked.update(model=model, tasks=tasks, folder=Path(task_manager.include_path))
+        return {"results": {"mxref_text": {"bits_per_byte,none": 1.6}}}
+
+    modules = {
+        "lm_eval": SimpleNamespace(simple_evaluate=simple_evaluate),
+        "lm_eval.tasks": SimpleNamespace(TaskManager=SimpleNamespace),
+        "lm_eval.models": SimpleNamespace(),
+        "lm_eval.models.huggingface": SimpleNamespace(HFLM=SimpleNamespace),
+    }
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    exec(textwrap.dedent(lines), {})
+    assert "bits_per_byte" in capsys.readouterr().out
+    assert asked["model"].pretrained.config.model_type and asked["model"].tokenizer is not None
+    assert all(f"task: {name}\n" in (asked["folder"] / f"{name}.yaml").read_text() for name in asked["tasks"])
 
 
 def test_a_missing_extra_is_named(folder, monkeypatch):

@@ -512,6 +512,38 @@ def test_each_tensor_is_read_once_and_none_before_its_place_is_known(kept, monke
     assert sorted(reads) == sorted(load_file(kept / "model.safetensors"))
 
 
+CHOICES = [("ignore", pattern) for pattern in ("*.experts*", "*.experts.0.*", "*gate_up_proj", "*.down_proj", "*layers.0*")]
+CHOICES += [("include", pattern) for pattern in ("*embed_tokens", "*.gate", "*.router", "lm_head", "*norm", "*")]
+
+
+@pytest.mark.parametrize(
+    "kind, to, format, refused",
+    [
+        ("qwen3moe", "modelopt", "nvfp4", {"*.experts.0.*", "*.down_proj", "*embed_tokens", "*.gate", "*"}),
+        ("mixtral", "quark", "mxfp4", {"*.experts.0.*", "*embed_tokens", "*.gate", "*"}),
+        ("gptoss", "compressed-tensors", "nvfp4", {"*gate_up_proj", "*.down_proj", "*embed_tokens", "*.router", "*"}),
+        ("gptoss", "gpt-oss", "mxfp4", {"*gate_up_proj", "*.down_proj", "*embed_tokens", "*.router", "lm_head", "*"}),
+    ],
+)
+def test_whatever_is_converted_is_a_model_again_or_refused_by_the_option(kind, to, format, refused, tmp_path):
+    tiny_model(kind, **{"moe_intermediate_size" if kind == "qwen3moe" else "intermediate_size": 64}).save_pretrained(
+        tmp_path
+    )
+    names, found = set(load_file(tmp_path / "model.safetensors")), set()
+    for i, (option, pattern) in enumerate(CHOICES):
+        out = tmp_path.parent / f"{tmp_path.name}-{i}"
+        try:
+            convert_checkpoint(tmp_path, out, to=to, format=format, measure_losses=False, **{option: [pattern]})
+        except ValueError as refusal:
+            if "matches no module" not in str(refusal) and "nothing to quantize" not in str(refusal):
+                assert str(refusal).startswith(f"{option}={pattern!r}") and any(name in str(refusal) for name in names)
+                found.add(pattern)
+            assert not out.exists()
+        else:
+            load(out)
+    assert found == refused
+
+
 # what does not fit
 
 Q, EXPERT = "model.layers.1.self_attn.o_proj", "model.layers.1.mlp.experts.2"

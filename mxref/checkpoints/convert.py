@@ -13,14 +13,15 @@ from functools import partial
 from itertools import accumulate
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from mxref.checkpoints.checkpoint import Checkpoint, QuantizedWeight, load_checkpoint, usable
-from mxref.checkpoints.dialects import DIALECTS, check_patterns
+from mxref.checkpoints.dialects import DIALECTS, check_patterns, find_dialect
 from mxref.checkpoints.files import INDEX, WHOLE, CheckpointError, Output, ShardWriter, get, read_json, without, write_json
-from mxref.checkpoints.inspection import incomplete, promised
-from mxref.checkpoints.plan import DEFAULT, Plan, Wish, make_plan
+from mxref.checkpoints.inspection import STACK, incomplete, promised
+from mxref.checkpoints.plan import DEFAULT, LINEAR, Plan, Wish, make_plan
 from mxref.checkpoints.recode import Change
 from mxref.checkpoints.writers import FLOATS, header_metadata, quantization_configs
 from mxref.formats import check_choice, check_number
@@ -31,14 +32,16 @@ _SAID = 8  # weights that a note names
 _BESIDE = ("bias", "k_scale", "v_scale", "output_scale")  # of a linear and of the KV cache, beside a quantized weight
 HF_CONFIG = "hf_quant_config.json"
 _CONFIGS = ("config.json", HF_CONFIG)
+_DTYPE_KEYS = ("dtype", "torch_dtype")
 _COPIED = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".py")  # files beside the weights that go along
 
 
 @dataclass(frozen=True)
 class Conversion:
     """What `convert_checkpoint` did. `source`, `target`: dialect and scheme of weights and activations; `recipe`: by which
-    it quantized, None if it did not. `changes`: one a quantized weight, of the source or of the target. `copied`: tensors
-    that stayed as they are. `files`: of weights; `bytes`: of their tensors. `notes`: what the target cannot say.
+    it quantized, None if it did not. `activations`: in words, what became of how they are quantized. `changes`: one a
+    quantized weight, of the source or of the target. `copied`: tensors that stayed as they are. `files`: of weights;
+    `bytes`: of their tensors. `notes`: what the target cannot say.
     """
 
     path: str
@@ -46,6 +49,7 @@ class Conversion:
     source: str
     target: str
     recipe: str | None
+    activations: str
     changes: tuple[Change, ...]
     copied: int
     files: tuple[str, ...]
@@ -54,7 +58,8 @@ class Conversion:
 
     @property
     def lossless(self) -> bool:
-        """Whether every weight decodes to the values that it had, and every input scale is as it was."""
+        """Whether every weight decodes to the values that it had, and every input scale is as it was; of what else becomes
+        of activations it says nothing."""
         return not any(c.loss is None or c.loss.changed or c.input_error or c.input_dropped for c in self.changes)
 
     @property
@@ -96,10 +101,11 @@ def convert_checkpoint(
     need stored input scales, which only a source with them provides.
 
     Of a model in floats every linear is quantized whose name ends in `_proj` or `w1`, `w2`, `w3`, or matches a pattern
-    of `include`, and matches none of `ignore` (names, wildcards, `re:` expressions). `dialect`: as for `load_checkpoint`.
+    of `include`, and matches none of `ignore` (names, wildcards, `re:` expressions); of a layer's experts all matrices or
+    none, and neither embeddings nor routers. `dialect`: as for `load_checkpoint`.
     `shard_size`: bytes. `measure_losses`: compare what was quantized from floats too. `force`: replace a checkpoint at
-    `out`: a folder of a config.json, weights that are `model.safetensors` or that its index names, and else only files
-    that are written anew, none of them a link.
+    `out`, all of it: a folder of a config.json, weights that are `model.safetensors` or that its index names, and else
+    only hf_quant_config.json, that index, and files that are copied anew from beside the source, none of them a link.
 
     One job at a time is in memory: a weight, gate and up that share a scale, or a stack of experts. Everything is
     written to `.NAME.part` beside `out`, which only one run has at a time, and which takes the name at the end; whatever
@@ -135,6 +141,8 @@ def convert_checkpoint(
     with _new_directory(out, seen) as folder:
         writer = ShardWriter(folder, outputs, shard_size, partial(header_metadata, plan.scheme, plan.dtype))
         try:
+            _write_configs(plan, beside, folder, outputs)
+            _check_written(folder)
             for done, job in enumerate(jobs, start=1):
                 read = {name: checkpoint[name] for name in job.sources}
                 odd_inputs += [name for name, value in read.items() if _has_odd_input(value)]
@@ -147,7 +155,6 @@ def convert_checkpoint(
                     on_progress("tensors", done, len(jobs))
         finally:
             writer.close()
-        _write_configs(plan, beside, folder, outputs)
         for file in others:
             shutil.copyfile(file, folder / file.name)
     return Conversion(
@@ -156,6 +163,7 @@ def convert_checkpoint(
         source=f"{checkpoint.dialect} {checkpoint.scheme}",
         target=f"{to} {plan.scheme}",
         recipe=plan.recipe.name if any(change.how == "quantized" for change in changes) else None,
+        activations=plan.activations,
         changes=tuple(changes),
         copied=sum(not job.converts for job in jobs),
         files=tuple(writer.files),
@@ -223,8 +231,8 @@ def _check_out(path: Path, out: Path, force: bool, written: Collection[str]) -> 
     if not out.exists() and not out.is_symlink():
         return
     if not force:
-        raise ValueError(f"out={str(out)!r} exists: force replaces it")
-    refusal = f"out={str(out)!r}: force replaces a checkpoint and nothing else, and "
+        raise ValueError(f"out={str(out)!r} exists: force=True replaces it")
+    refusal = f"out={str(out)!r}: force=True replaces a checkpoint and nothing else, and "
     if out.is_symlink() or not out.is_dir():
         raise ValueError(f"{refusal}this is no directory")
     held = sorted(out.iterdir())
@@ -329,27 +337,54 @@ def _sync(folder: Path) -> None:
 
 def _write_configs(plan: Plan, source: Path, folder: Path, outputs: Sequence[Output]) -> None:
     """config.json, and what a producer writes beside it."""
-    config = without(plan.checkpoint.config, "quantization_config")
-    modules = [output.name.removesuffix(".weight") for output in outputs if _is_float_matrix(output)]
-    if not any("lm_head" in output.name.split(".") for output in outputs):
-        modules.append("lm_head")  # tied to the embeddings, and a module all the same
-    quantization, beside = quantization_configs(plan.scheme, modules)
-    if plan.is_same:
-        quantization = plan.checkpoint.config.get("quantization_config", quantization)
-        beside = read_json(source / HF_CONFIG) or beside
-    if quantization is not None:
-        config["quantization_config"] = quantization
-    elif plan.scheme.format in FLOATS:
-        named = str(FLOATS[plan.scheme.format]).removeprefix("torch.")
-        config |= {key: named for key in ("dtype", "torch_dtype") if key in config}
+    config, beside = plan.checkpoint.config, read_json(source / HF_CONFIG)
+    if not (plan.is_same and _names_dialect(config, beside, plan.scheme.dialect)):
+        config = without(config, "quantization_config")
+        modules = list(dict.fromkeys(filter(None, map(_module_in_floats, outputs))))
+        if not any("lm_head" in output.name.split(".") for output in outputs):
+            modules.append("lm_head")  # tied to the embeddings, and a module all the same
+        quantization, beside = quantization_configs(plan.scheme, modules)
+        if quantization is not None:
+            config["quantization_config"] = quantization
+        elif plan.scheme.format in FLOATS:
+            config = _with_dtype(config, str(FLOATS[plan.scheme.format]).removeprefix("torch."))
     if config:
         write_json(folder / "config.json", config)
-    if beside is not None:
+    if beside:
         write_json(folder / HF_CONFIG, beside)
 
 
-def _is_float_matrix(output: Output) -> bool:
-    return output.name.endswith(".weight") and len(output.shape) == 2 and output.dtype in ("F32", "F16", "BF16", "F64")
+def _names_dialect(config: dict, beside: dict, dialect: str) -> bool:
+    """Whether the configs say by themselves that a checkpoint is in `dialect`."""
+    with suppress(ValueError):
+        return find_dialect(config, beside, None, has_codes=False)[0] == dialect
+    return False
+
+
+def _module_in_floats(output: Output) -> str | None:
+    """The module of what stays floats and might be taken for quantized: a matrix, or a stack of matrices."""
+    module, rank = output.name.removesuffix(".weight"), len(output.shape)
+    if output.dtype not in ("F32", "F16", "BF16", "F64") or rank < 2:
+        return None
+    if STACK.fullmatch(output.name):
+        return module.rpartition(".")[0]
+    return module if (module != output.name and rank == 2) or LINEAR.fullmatch(module) else None
+
+
+def _with_dtype(config: Any, dtype: str) -> Any:
+    """A config that says `dtype` wherever it, or a part of it, said one."""
+    if not isinstance(config, dict):
+        return config
+    return {
+        key: dtype if key in _DTYPE_KEYS and not isinstance(value, dict) else _with_dtype(value, dtype)
+        for key, value in config.items()
+    }
+
+
+def _check_written(folder: Path) -> None:
+    """Raise unless headers and configs, which stand before the first weight, are those of a checkpoint as it is read."""
+    for finding in promised(load_checkpoint(folder)):
+        raise CheckpointError(f"what would be written contradicts itself: {finding.name}: {finding.detail}")
 
 
 def _others(source: Path) -> list[Path]:

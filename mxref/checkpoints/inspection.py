@@ -25,7 +25,7 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 _WIDE = (*_FLOATS, "BOOL", "I16", "I32", "I64", "U16", "U32", "U64")
 _LAYER, _EXPERT = re.compile(r"(?<=\.layers\.)\d+(?=\.)"), re.compile(r"(?<=\.experts\.)\d+(?=\.)")
 _LINEAR = re.compile(r".*(_proj|\.w[123])")
-_STACK = re.compile(r".*\.experts\.(gate_up_proj|up_proj|down_proj)")
+STACK = re.compile(r".*\.experts\.(gate_up_proj|up_proj|down_proj)")
 _PAIRS = (("gate_proj", "up_proj"), ("w1", "w3"))
 # What every layer of a model type has, and what one with experts has besides, with shapes; alternatives stand together.
 # Letters are sizes as `_sizes` reads them from the config, ? is any.
@@ -171,7 +171,7 @@ def inspect_checkpoint(
     findings += [finding for finding in _lacking(checkpoint) if finding.name not in known]
     layers = {match[0] for name in checkpoint if (match := _LAYER.search(name))}
     experts |= {1 + int(match[0]) for name in checkpoint if (match := _EXPERT.search(name))}
-    shapes = {name: checkpoint.shards.entries[name].shape for name in checkpoint.plain if _STACK.fullmatch(name)}
+    shapes = {name: checkpoint.shards.entries[name].shape for name in checkpoint.plain if STACK.fullmatch(name)}
     experts |= {shape[0] for shape in shapes.values() if len(shape) == 3}
     return Inspection(
         path=str(path),

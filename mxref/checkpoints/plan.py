@@ -13,7 +13,7 @@ import torch
 
 from mxref.blocks import BlockTensor, dequantize
 from mxref.checkpoints.checkpoint import Checkpoint, QuantizedWeight, StoredWeight, usable
-from mxref.checkpoints.dialects import FUSED, Layout, matches
+from mxref.checkpoints.dialects import FUSED, Declared, Layout, activation_recipe, matches
 from mxref.checkpoints.files import CheckpointError, Output, get, language_config
 from mxref.checkpoints.recode import (
     Change,
@@ -38,6 +38,10 @@ _KEPT = (*_FLOATS, "F64", "BOOL", "I16", "I32", "I64", "U16", "U32", "U64")
 _HALVES = ("gate_proj", "up_proj")
 _STACK = re.compile(r".*\.experts\.(gate_up_proj|down_proj)")
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)")
+_OF_EXPERTS = re.compile(r"(.*\.experts)\.(\d+\.\w+\.weight|\w+_proj)")  # a matrix of an expert, or a stack
+_EMBEDDING = re.compile(r"(.*\.)?(\w*embed(?!_out)\w*|wte|wpe)")
+_ROUTERS = ("gate", "router")  # beside experts
+_TRANSPOSED = ("gpt2", "openai-gpt")  # models whose matrices are [in, out]
 _TOGETHER = re.compile(r"(.*\.)(?:(gate_proj|up_proj|w1|w3)|(q_proj|k_proj|v_proj))")
 
 
@@ -100,6 +104,22 @@ class Plan:
         return same and not given.declared.unread and given.declared.activations == scheme.activations
 
     @property
+    def activations(self) -> str:
+        """What becomes of how the config says activations are quantized, in words."""
+        given, written = self.checkpoint.declared, Declared(activations=self.scheme.activations)
+        before, after = given.activations, written.activations
+        says = given.formats or given.layers or not self.checkpoint.quantized
+        if given.unread or self.checkpoint.contradicted or not says:
+            return f"unknown before, {after or 'not quantized'} now"
+        if before != after:
+            how = "dropped" if after is None else "added" if before is None else "changed"
+            return f"{how}: {before or 'not quantized'} before, {after or 'not quantized'} now"
+        if after is None:
+            return "not quantized, as before"
+        tools = activation_recipe(self.checkpoint.dialect, given), activation_recipe(self.scheme.dialect, written)
+        return f"kept: {after}" + (f" (rounded by {tools[1]} now, before by {tools[0]})" if tools[0] != tools[1] else "")
+
+    @property
     def model(self) -> object:
         """The model_type of the language model."""
         return language_config(self.checkpoint.config).get("model_type")
@@ -116,6 +136,8 @@ class Plan:
         biases: dict[str, list[Part]] = {}
         jobs = []
         parts_of = {name: self._parts(name, weight) for name, weight in self.checkpoint.stored.items()}
+        if not self.checkpoint.quantized:
+            self._check_experts(parts_of)
         for name, parts in parts_of.items():
             bias = self._bias_parts(name, parts_of) if parts is None else None
             if parts is None and bias is None:
@@ -128,7 +150,7 @@ class Plan:
         for part in (part for parts in groups.values() for part in parts):
             _see(seen, (part.module, part.expert), part.module)
         if not groups:
-            raise ValueError(f"nothing to quantize: no weight is called {LINEAR.pattern} or matches a pattern of include")
+            raise ValueError(f"nothing to quantize: no weight is called {LINEAR.pattern} or matches a pattern of include=")
         jobs += [self._convert(parts) for parts in groups.values()] + [self._move(parts) for parts in biases.values()]
         places = {name: place for place, name in enumerate(self.checkpoint.stored)}
         jobs.sort(key=lambda job: min(places[source] for source in job.sources))
@@ -145,7 +167,7 @@ class Plan:
             if not self._is_quantized(name):
                 return None
             if entry.dtype not in _FLOATS:
-                raise ValueError(f"{name} is {entry.dtype}: expected {', '.join(_FLOATS)}, or a pattern of ignore for it")
+                raise ValueError(f"{name} is {entry.dtype}: expected {', '.join(_FLOATS)}, or a pattern of ignore= for it")
             shape = entry.shape if len(entry.shape) == 2 else (entry.shape[0], entry.shape[2], entry.shape[1])
         else:
             shape = weight.shape
@@ -169,22 +191,59 @@ class Plan:
     def _is_quantized(self, name: str) -> bool:
         """Whether a tensor of a model in floats is to be quantized; a note, if its name alone says so."""
         entry, module = self.checkpoint.shards.entries[name], name.removesuffix(".weight")
-        if self.checkpoint.quantized or any(matches(each, module) for each in self.wish.ignore):
+        if self.checkpoint.quantized or _first_match(self.wish.ignore, module) is not None:
             return False
         if len(entry.shape) == 3 and _STACK.fullmatch(name) and 0 not in entry.shape:
             if self.model not in STACKING_MODELS:
                 raise ValueError(
                     f"{name} {list(entry.shape)} stacks experts, and how model_type {self.model!r} orders their axes is not "
-                    f"known (of {', '.join(STACKING_MODELS)} it is): a pattern of ignore leaves it as it is"
+                    f"known (of {', '.join(STACKING_MODELS)} it is): a pattern of ignore= leaves it as it is"
                 )
             return True
-        included = module != name and any(matches(pattern, module) for pattern in self.wish.include)
-        if not included and not LINEAR.fullmatch(module):
+        included = None if module == name else _first_match(self.wish.include, module)
+        if included is None and not LINEAR.fullmatch(module):
             return False
         if len(entry.shape) != 2 or 0 in entry.shape or module == name:
             self.notes.append(f"{name} {list(entry.shape)} is no weight of a linear, [out, in], and stays as it is")
             return False
+        if included is not None:
+            self._check_included(included, name)
         return self._holds_matrices
+
+    def _check_included(self, pattern: str, name: str) -> None:
+        """Raise for what is a matrix and no linear, or has no place in the target."""
+        module = name.removesuffix(".weight")
+        parent, _, last = module.rpartition(".")
+        beside_experts = any(each.startswith(f"{parent}.experts.") for each in self.checkpoint.stored)
+        kind = "an embedding" if _EMBEDDING.fullmatch(module) else None
+        kind = "a router" if last in _ROUTERS and beside_experts else kind
+        if kind is not None:
+            raise ValueError(
+                f"include={pattern!r} matches {name}, the weight of {kind}: expected linears; a pattern of ignore= leaves it"
+            )
+        if not self._holds_matrices:
+            raise ValueError(
+                f"include={pattern!r} matches {name}, and {self.scheme.dialect} stores nothing but experts in "
+                f"{self.scheme.format}"
+            )
+
+    def _check_experts(self, parts_of: Mapping[str, list[Part] | None]) -> None:
+        """Raise where some matrices of a layer's experts are to be quantized and others not, which no layer runs."""
+        layers: dict[str, dict[bool, str]] = {}
+        for name, parts in parts_of.items():
+            if (match := _OF_EXPERTS.fullmatch(name)) and len(self._shape(name)) > 1:
+                layers.setdefault(match[1], {}).setdefault(parts is None, name)
+        for found in layers.values():
+            if len(found) == 2:
+                left, taken = found[True], found[False]
+                ignored = _first_match(self.wish.ignore, left.removesuffix(".weight"))
+                included = _first_match(self.wish.include, taken.removesuffix(".weight"))
+                why = "" if included is None else f"include={included!r}: "
+                why = why if ignored is None else f"ignore={ignored!r}: "
+                raise ValueError(
+                    f"{why}{left} stays as it is and {taken} beside it is to be quantized: expected all matrices of a "
+                    "layer's experts, or none"
+                )
 
     def _check_length(self, name: str, shape: tuple[int, ...], weight: StoredWeight | None) -> None:
         """Raise where blocks would be short, unless they are taken over as they are by a dialect that has such."""
@@ -192,7 +251,8 @@ class Plan:
             return
         block = self.layout.block
         if weight is None or weight.layout.format != block.name or self.layout.whole_blocks:
-            hint = "; a pattern of ignore leaves it as it is" if weight is None else ""
+            left = "all of its layer's experts as they are" if _OF_EXPERTS.fullmatch(name) else "it as it is"
+            hint = f"; a pattern of ignore= leaves {left}" if weight is None else ""
             raise ValueError(
                 f"{name} {list(shape)} has {shape[-1]} elements a row: {self.scheme.dialect} takes multiples of "
                 f"{block.block_size} in {block.name}{hint}"
@@ -396,6 +456,10 @@ class Plan:
         return Part(bias.module, bias.source.removesuffix("_bias"), bias.shape, bias.expert, bias.half)
 
 
+def _first_match(patterns: Sequence[str], module: str) -> str | None:
+    return next((pattern for pattern in patterns if matches(pattern, module)), None)
+
+
 def _other_recipe(source: Matrix, layout: Layout) -> str:
     """A hint at the format's own recipe, if what it makes of `source` can be read."""
     name = layout.block.default_recipe
@@ -524,13 +588,18 @@ def make_plan(checkpoint: Checkpoint, wish: Wish) -> Plan:
         raise ValueError(
             f"the source holds no weight as {checkpoint.dialect} stores one: dialect='plain' takes it for a model in floats"
         )
+    model = language_config(checkpoint.config).get("model_type")
+    if floats and model in _TRANSPOSED:
+        raise ValueError(
+            f"model_type {model!r} stores its matrices as [in, out], and a dialect [out, in]: expected a linear's"
+        )
     if not floats and (wish.ignore or wish.include):
-        raise ValueError("ignore and include choose what is quantized of a model in floats; this one is quantized already")
+        raise ValueError("ignore= and include= choose what is quantized of a model in floats; this one is quantized already")
     modules = [name.removesuffix(".weight") for name in checkpoint.shards.entries]
     for argument, patterns in (("ignore", wish.ignore), ("include", wish.include)):
         for pattern in patterns:
             if not any(matches(pattern, module) for module in modules):
-                raise ValueError(f"{argument} {pattern!r} matches no module of the source")
+                raise ValueError(f"{argument}={pattern!r} matches no module of the source")
     formats = tuple(FLOATS) if to == "plain" else tuple(ACTIVATIONS[to])
     format = wish.format
     if format is None:
@@ -538,13 +607,14 @@ def make_plan(checkpoint: Checkpoint, wish: Wish) -> Plan:
         format = known[0] if len(known) == 1 else None
         if format is None:
             holds = ", ".join(checkpoint.formats) or "floats"
-            raise ValueError(f"format is not given and the source holds {holds}: expected one of {', '.join(formats)}")
+            raise ValueError(f"format= is not given and the source holds {holds}: expected one of {', '.join(formats)}")
     if format not in formats:
         again = "" if floats or to == "plain" else ", in which the weights are quantized anew"
         raise ValueError(f"to={to!r}: {to}'s {format} is not written: expected one of {', '.join(formats)}{again}")
     recipe = None
     if wish.recipe is not None and (to == "plain" or checkpoint.formats == (format,)):
-        raise ValueError(f"recipe is given, and nothing is quantized on the way from {checkpoint.scheme} to {format}")
+        asked = getattr(wish.recipe, "name", wish.recipe)
+        raise ValueError(f"recipe={asked!r}: nothing is quantized on the way from {checkpoint.scheme} to {format}")
     notes = [note for note in (*checkpoint.notes, checkpoint.contradicted) if note]
     scheme = Scheme(to, format, _activations(checkpoint, to, format, wish.activations, notes))
     stacks = _stacks(checkpoint, scheme)
@@ -569,7 +639,7 @@ def _activations(checkpoint: Checkpoint, to: str, format: str, asked: str | None
     if checkpoint.declared.unread:
         if asked == DEFAULT and to != "plain":
             said = checkpoint.declared.unread[0]
-            raise ValueError(f"the config says {said}; activations none (weights alone) or in a format leaves it out")
+            raise ValueError(f"the config says {said}; activations=None (weights alone) or a format leaves it out")
         notes += [f"not carried over: {said}" for said in checkpoint.declared.unread]
     if to == "plain":
         if asked not in (DEFAULT, None):
@@ -586,7 +656,7 @@ def _activations(checkpoint: Checkpoint, to: str, format: str, asked: str | None
             said = f"activations={asked!r} takes" if asked != DEFAULT else "the config says activations in nvfp4, which take"
             raise ValueError(
                 f"{said} a calibrated input scale for each weight, which "
-                f"{missing[0] if missing else 'a model in floats'} lacks: expected it, or activations none (weights alone)"
+                f"{missing[0] if missing else 'a model in floats'} lacks: expected it, or activations=None (weights alone)"
             )
     if asked == DEFAULT and not checkpoint.quantized:
         if known[0] is None and len(known) > 1:

@@ -14,7 +14,9 @@ from mxref.recipes import RECIPES, Recipe, resolve_recipe
 
 FILE_TYPES = (".npy", ".npz", ".safetensors", ".pt")
 BLOCKS_SHOWN, BLOCKS_LISTED = 4, 1000  # of those that differ: in text, in JSON
-_ROW = "{:>14} {:>9} {:>9}  {:>11} {:>11} {:>14} {:>14}"
+TENSORS_SHOWN = 8  # of a file that holds several
+_ROW = "{:>14}" + 2 * "  {:>6} {:>11} {:>14}"  # x, and by each recipe code, value and decoded value
+_HEAD = "{:>14}" + 2 * "  {:>33}"
 
 
 @dataclass(frozen=True)
@@ -37,17 +39,19 @@ class BlockPair:
     scales: tuple[float, float]
     elements: tuple[ElementPair, ...]
 
-    def __str__(self) -> str:
+    def text(self, recipes: tuple[str, str]) -> str:
+        """The block as a table, under the names of the two."""
         scales = [f"0x{code:02X} = {value:.9g}" for code, value in zip(self.scale_codes, self.scales)]
         same = self.scale_codes[0] == self.scale_codes[1]
         where = ", ".join(map(str, self.index))
         lines = [f"block [{where}], scale code {scales[0]}" + ("" if same else f" against {scales[1]}")]
         shown = [e for e in self.elements if e.differs]
         if shown:
-            lines.append(_ROW.format("x", "code", "code", "value", "value", "decoded", "decoded"))
+            lines += [_HEAD.format("", *recipes), _ROW.format("x", *("code", "value", "decoded") * 2)]
         for e in shown:
-            cells = [f"{e.x:.8g}", *(f"0x{code:02X}" for code in e.codes), *(f"{value:.5g}" for value in e.values)]
-            lines.append(_ROW.format(*cells, *(f"{value:.8g}" for value in e.decoded)))
+            both = zip(e.codes, e.values, e.decoded)
+            cells = [text for code, value, decoded in both for text in (f"0x{code:02X}", f"{value:.5g}", f"{decoded:.8g}")]
+            lines.append(_ROW.format(f"{e.x:.8g}", *cells))
         if len(shown) < len(self.elements):
             lines.append(f"{len(self.elements) - len(shown)} elements are the same")
         return "\n".join(lines)
@@ -86,7 +90,7 @@ class RecipeComparison:
         if self.tensor_scales != (None, None):
             shown = ["none" if scale is None else f"{scale:.9g}" for scale in self.tensor_scales]
             lines.append(f"tensor scale {shown[0]} against {shown[1]}, each as its recipe stores it")
-        lines += map(str, self.blocks[:BLOCKS_SHOWN])
+        lines += [block.text(self.recipes) for block in self.blocks[:BLOCKS_SHOWN]]
         if self.differing > BLOCKS_SHOWN:
             lines.append(f"... and {self.differing - BLOCKS_SHOWN} more blocks")
         return "\n".join(lines)
@@ -105,8 +109,11 @@ def read_tensor(path: Path, name: str | None = None) -> torch.Tensor:
         tensor = found[name]
     else:
         given = "no tensor is named" if name is None else f"tensor={name!r}"
-        held = "one without a name" if list(found) == [None] else ", ".join(map(str, found)) or "none"
-        raise ValueError(f"{given}: {str(path)!r} holds {held}")
+        names = [*map(str, found)]
+        more = f" and {len(names) - TENSORS_SHOWN} more" if len(names) > TENSORS_SHOWN else ""
+        held = "one without a name" if list(found) == [None] else ", ".join(names[:TENSORS_SHOWN]) + more or "none"
+        hint = "; tensor= picks one by its name" if len(found) > 1 else ""
+        raise ValueError(f"{given}: {str(path)!r} holds {held}{hint}")
     if not isinstance(tensor, torch.Tensor) or tensor.dtype not in FLOAT_DTYPES:
         kind = tensor.dtype if isinstance(tensor, torch.Tensor) else type(tensor).__name__
         expected = f"expected a tensor of {', '.join(map(str, FLOAT_DTYPES))}"
@@ -115,6 +122,12 @@ def read_tensor(path: Path, name: str | None = None) -> torch.Tensor:
     if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta:
         kind = "on the device meta" if tensor.is_meta else "nested" if tensor.is_nested else str(tensor.layout)
         raise ValueError(f"{str(path)!r} holds a tensor that is {kind}: expected a dense one, of values")
+    held = tensor.untyped_storage().nbytes() // tensor.element_size()
+    if held < tensor.numel():
+        raise ValueError(
+            f"{str(path)!r} holds {list(tensor.shape)}, {tensor.numel():,} elements, made of {held:,} that are stored: "
+            "expected a tensor with a place for each (its contiguous() copy has)"
+        )
     return tensor
 
 
