@@ -318,7 +318,7 @@ def test_shards_give_what_one_file_gives(source, tmp_path):
 PROMISES = [
     (
         "compressed-tensors",
-        {"config_groups": {"g": {"targets": ["Linear"]}}, "ignore": ["lm_head", "re:.*gate$", "re:("]},
+        {"config_groups": {"g": {"targets": ["Linear"]}}, "ignore": ["lm_head", "re:.*gate$"]},
         {"lm_head": False, "a.gate": False, "a.gate_proj": True},
     ),
     (
@@ -347,7 +347,7 @@ PROMISES = [
 @pytest.mark.parametrize("dialect,config,modules", PROMISES)
 def test_which_modules_a_config_says_are_quantized(dialect, config, modules):
     says = declared(dialect, config)
-    assert {module: says.promises(module) for module in modules} == modules
+    assert {module: says.leaves(module) is None for module in modules} == modules
 
 
 # malformed files
@@ -481,9 +481,13 @@ INDEXES = {
     "absolute": ("/model-0.safetensors", "names '/model-0.safetensors'"),
     "backslash": ("..\\model-0.safetensors", "expected a .safetensors file of this directory"),
     "other type": ("config.json", "names 'config.json'"),
-    "missing": ("model-9.safetensors", f"says that {PACKED} is in model-9.safetensors, which does not exist$"),
+    "missing": (
+        "model-9.safetensors",
+        rf"says that 1 of \d+ tensors is in model-9.safetensors \({PACKED}\), which does not exist$",
+    ),
     "in another shard": ("model-1.safetensors", "is in model-1.safetensors, which does not hold it"),
     "no string": (3, "expected a weight_map"),
+    "nothing": (None, "expected a weight_map .*, found an empty one"),
 }
 
 
@@ -493,8 +497,10 @@ def test_indexes_that_lie_are_refused(fault, tmp_path):
     path = copy(CT, tmp_path / "c")
     listed = shard(path, lambda name: int(name != PACKED))
     shutil.copy(path / "model-0.safetensors", tmp_path)
-    (path / INDEX).write_text(json.dumps({"weight_map": listed | {PACKED: file}}))
+    (path / INDEX).write_text(json.dumps({"weight_map": listed | {PACKED: file} if file else {}}))
     refused(lambda: load_checkpoint(path), message)
+    (fault,) = inspect_checkpoint(path).faults
+    assert re.search(message, fault.detail)
 
 
 def test_a_tensor_in_two_shards_is_refused(tmp_path):
@@ -518,14 +524,18 @@ def test_an_index_counts_and_is_right_in_every_tensor_or_refused(tmp_path):
 
     (path / "model-0.safetensors").rename(tmp_path / "model-0.safetensors")
     message = (
-        f"{INDEX} says that {PACKED} is in model-0.safetensors, which does not exist: give .*/model.safetensors to read"
+        rf"{INDEX} says that 1 of \d+ tensors is in model-0.safetensors \({PACKED}\), which does not exist"
+        ": give .*/model.safetensors to read"
     )
     refused(lambda: load_checkpoint(path), message)
     (finding,) = inspect_checkpoint(path).faults
     assert re.search(message, finding.detail)
     assert set(load_checkpoint(path / "model.safetensors").shards.entries) == set(whole)
     (path / "model-1.safetensors").unlink()  # now all are absent
-    refused(lambda: load_checkpoint(path), "which does not exist: give .*/model.safetensors")
+    message = (
+        r"says that 35 of 36 tensors are in .*, which does not exist \(2 of 2 files are absent\): give .*/model.safetensors"
+    )
+    refused(lambda: load_checkpoint(path), message)
 
     (path / INDEX).write_text(json.dumps({"weight_map": {n: "model.safetensors" for n in listed if n != PACKED}}))
     refused(lambda: load_checkpoint(path), f"model.safetensors holds {PACKED}, which {INDEX} does not list")
@@ -538,7 +548,16 @@ def test_configs_that_are_none_are_refused(text, tmp_path):
     refused(lambda: load_checkpoint(path), "config.json: ")
 
 
+@pytest.mark.parametrize("file", ["config.json", "hf_quant_config.json", INDEX])
+def test_a_key_that_is_there_twice_is_refused(file, tmp_path):
+    path = copy(MODELOPT, tmp_path / "c")
+    (path / file).write_text('{"quantization_config": {}, "a": {"quant_algo": 1, "quant_algo": 2}}')
+    refused(lambda: load_checkpoint(path), f"{file} has quant_algo twice: expected once")
+
+
 def test_bad_use_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="device='nope': .*cpu"):
+        load_checkpoint(tmp_path / "nowhere", device="nope")
     for path, dialect, message in [
         (tmp_path / "nowhere", None, "expected a checkpoint directory"),
         (tmp_path, None, "holds neither"),
@@ -773,6 +792,22 @@ NOT_RUN = {  # what a forward pass would have to do
 }
 
 
+SKIPPED = [
+    (
+        CT,
+        {("quantization_config", "ignore"): lambda names: [*names, f"{EXPERT}.gate_proj"]},
+        "the config leaves it as it is",
+    ),
+    (
+        QUARK_MX,
+        said(layer_quant_config={f"{EXPERT}.gate_proj": {"weight": None, "input_tensors": None}}),
+        "the config leaves it as it is",
+    ),
+    (CT, {(*GROUP, "targets"): []}, "no target of the config means it"),
+    (CT, {(*GROUP, "targets"): ["Conv2d", "re:.*up_proj"]}, "no target of the config means it"),
+]
+
+
 def not_followed(case, tmp_path):
     source, changes, message = case
     path = edited(source, tmp_path / "c", changes)
@@ -847,6 +882,41 @@ def test_inputs_that_torchaos_header_quantizes_otherwise_are_refused(key, value)
         lambda: header_says("torchao", {name: json.dumps(described)}, name, says),
         f"{name}: the header says act_quant_kwargs.{key} .*: expected ",
     )
+
+
+@pytest.mark.parametrize("source, config, why", SKIPPED)
+def test_a_quantized_weight_that_the_config_leaves_as_it_is_is_refused(source, config, why, tmp_path):
+    path = edited(source, tmp_path / "c", config)
+    message = f"stored quantized, and {why}"
+    refused(lambda: load_checkpoint(path, weights_only=True), f"proj.* {message}")
+    faults = [fault for fault in inspect_checkpoint(path).faults if re.search(message, fault.detail)]
+    assert f"{EXPERT}.gate_proj" in {fault.name.rpartition(".")[0] for fault in faults}
+
+
+EXPRESSIONS = [
+    (CT, said(ignore=["lm_head", "re:("]), "ignore"),
+    (CT, {(*GROUP, "targets"): ["re:("]}, "config_groups.group_0.targets"),
+    (QUARK_MX, said(layer_quant_config={"re:(": {}}), "layer_quant_config"),
+    (QUARK_MX, said(exclude=["re:("]), "exclude"),
+]
+
+
+@pytest.mark.parametrize("source, config, key", EXPRESSIONS, ids=[key for *_, key in EXPRESSIONS])
+def test_a_broken_expression_in_a_config_is_refused_by_its_key(source, config, key, tmp_path):
+    path = edited(source, tmp_path / "c", config)
+    refused(
+        lambda: load_checkpoint(path, weights_only=True), rf"the config's {key}: 're:\(' is no regular expression: missing"
+    )
+
+
+@pytest.mark.parametrize("pattern", ["{}", "*{}", "re:.*{}$"])
+def test_many_patterns_are_made_ready_once(pattern, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(re, "compile", lambda text, compile=re.compile: compiled.append(text) or compile(text))
+    names = [f"model.layers.{i}.mlp.up_proj" for i in range(50)]
+    says = declared("compressed-tensors", {"ignore": [pattern.format(name) for name in names]})
+    assert all(says.leaves(name) for name in names) and says.leaves("model.layers.50.mlp.up_proj") is None
+    assert len(compiled) <= len(names)
 
 
 def test_groups_of_other_formats_are_those_of_their_modules_a_name_before_an_expression_before_a_class(tmp_path):

@@ -201,6 +201,6 @@ def test_a_name_that_is_in_the_header_twice_is_refused(command, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header.encode() + b"12345678")
     assert len(load_file(tmp_path / "model.safetensors")) == 2  # safetensors says nothing
-    with pytest.raises(CheckpointError, match="^model.safetensors: a is in the header twice$"):
+    with pytest.raises(CheckpointError, match="^model.safetensors: the header has a twice: expected once$"):
         load_checkpoint(tmp_path)
-    assert found(tmp_path) == [("files", str(tmp_path), "model.safetensors: a is in the header twice")]
+    assert found(tmp_path) == [("files", str(tmp_path), "model.safetensors: the header has a twice: expected once")]

@@ -310,7 +310,7 @@ def promised(checkpoint: Checkpoint) -> Iterator[Finding]:
     for name in checkpoint.plain if says.formats or says.layers else ():
         module = name.removesuffix(".weight")
         if entries[name].dtype in _FLOATS and len(entries[name].shape) > 1 and _LINEAR.fullmatch(module):
-            if says.promises(module):
+            if says.leaves(module) is None:
                 yield Finding("fault", "not quantized", name, f"{entries[name].dtype}, which the config says is quantized")
     modules = {name.removesuffix(".weight") for name in checkpoint}
     for module in says.layers:
