@@ -1030,6 +1030,50 @@ def test_inspect_finds_a_planted_fault(fault, tmp_path):
     assert others == []
 
 
+def test_inspect_finds_what_load_refuses(tmp_path):
+    up, down = (f"{EXPERT}.{part}_proj" for part in ("up", "down"))
+
+    def beyond(found):
+        more = {name.replace(".experts.1.", ".experts.2."): t.clone() for name, t in found.items() if ".experts.1." in name}
+        found.update(more)
+
+    def mixed(found):
+        for suffix in ("weight_packed", "weight_scale", "weight_global_scale", "input_global_scale"):
+            del found[f"{up}.{suffix}"]
+        found |= {f"{up}.weight_packed": torch.full((8, 64), 0x22, dtype=torch.uint8)}
+        found |= {f"{up}.weight_scale": torch.full((8, 4), 120, dtype=torch.uint8)}
+
+    def in_part(found):
+        mixed(found)
+        del found[f"{up}.weight_packed"], found[f"{up}.weight_scale"]
+        found[f"{up}.weight"] = torch.ones(8, 128)
+
+    both = second_group(
+        targets=[up], weights={"num_bits": 4, "type": "float", "group_size": 32}, format="mxfp4-pack-quantized"
+    )
+    layer = EXPERT.removesuffix(".0")
+    for change, config, expected in [
+        (beyond, {}, ("too many", f"{layer}.2.gate_proj", "the config counts 2 experts, the first is 0")),
+        (
+            change_at("model.norm.weight", torch.Tensor.double),
+            {},
+            ("dtype", "model.norm.weight", "F64: expected one of F32"),
+        ),
+        (
+            lambda found: found.update({f"{down}.awq_scale": torch.ones(8)}),
+            {},
+            ("unknown tensor", f"{down}.awq_scale", "beside a quantized weight: expected bias"),
+        ),
+        (mixed, both, ("formats", layer, r"nvfp4 \(.*\), mxfp4 \(.*\): expected one for all experts")),
+        (in_part, said(ignore=[up, "lm_head"]), ("quantized in part", layer, f"{up}.weight is not: expected all")),
+        (dict.clear, {}, ("files", str(tmp_path / "d"), "there is no tensor in them")),
+    ]:
+        path = edited(copy(CT, tmp_path / "c", change), tmp_path / "d", config)
+        faults = inspect_checkpoint(path).faults
+        assert any((f.what, f.name) == expected[:2] and re.search(expected[2], f.detail) for f in faults), (expected, faults)
+        shutil.rmtree(tmp_path / "c"), shutil.rmtree(tmp_path / "d")
+
+
 def test_inspect_finds_what_is_missing_and_what_is_unknown(tmp_path):
     def change(tensors):
         for name in [name for name in tensors if ".experts.1.up_proj" in name]:

@@ -713,6 +713,24 @@ def test_experts_quantized_in_part_are_refused(tmp_path):
     assert logits(load(folder, dequantized=True), IDS).isfinite().all()
 
 
+def test_gates_and_ups_in_two_formats_are_refused(tmp_path):
+    def change(stored):
+        q = mxref.quantize(torch.ones(48, 64), "nvfp4", recipe=RECIPES["nvfp4"])
+        scales, tensor_scale = q.scales.view(torch.float8_e4m3fn), q.tensor_scale.reshape(1)
+        for name in [name.removesuffix("_packed") for name in stored if name.endswith("up_proj.weight_packed")]:
+            stored.update({f"{name}_packed": q.packed, f"{name}_scale": scales, f"{name}_global_scale": tensor_scale})
+
+    groups = {
+        "a": {"targets": ["re:.*up_proj"], "weights": args(group_size=16)},
+        "b": {"targets": ["re:.*(gate|down|o)_proj"], "weights": args()},
+    }
+    says = {"quant_method": "compressed-tensors", "config_groups": groups, "ignore": ["lm_head"]}
+    folder, _ = make(tmp_path / "made", change=change, config={"quantization_config": says})
+    with pytest.raises(CheckpointError, match=r"layers\.0\.mlp\.experts: its experts have the formats mxfp4, nvfp4"):
+        load(folder)
+    assert {fault.what for fault in inspect_checkpoint(folder).faults} == {"formats"}
+
+
 def test_tied_embeddings_need_no_head(tmp_path):
     folder, model = make(tmp_path / "made", tie_word_embeddings=True, change=drop("lm_head.weight"))
     loaded = load(folder)

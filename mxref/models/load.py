@@ -417,6 +417,7 @@ def _experts(layer: _Layer, checkpoint: Checkpoint, semantics: str, scales: str)
         tensors = {part: found[part].pop(None).concatenated().tensor for part in expected}
     else:
         tensors = {part: _stack(layer.name, [found[part].pop(index).tensor for index in indices]) for part in expected}
+    _check_formats(layer.name, (tensors[part] for part in ("gate", "up") if part in tensors))
     w13 = stack_rows(tensors["gate"], tensors["up"]) if "gate" in tensors else tensors["gate_up" if own.has_gate else "up"]
     w13 = gate_scale_for_both(w13) if scales == "vllm" else w13
     bias13 = bias2 = None
@@ -439,10 +440,14 @@ def _experts(layer: _Layer, checkpoint: Checkpoint, semantics: str, scales: str)
 
 
 def _stack(name: str, matrices: list[BlockTensor]) -> BlockTensor:
-    formats = {matrix.format.name for matrix in matrices}
+    _check_formats(name, matrices)
+    return stack_matrices(matrices)
+
+
+def _check_formats(name: str, tensors: Iterable[BlockTensor]) -> None:
+    formats = {tensor.format.name for tensor in tensors}
     if len(formats) > 1:
         raise CheckpointError(f"{name}: its experts have the formats {', '.join(sorted(formats))}: expected one")
-    return stack_matrices(matrices)
 
 
 def _input_scales(
