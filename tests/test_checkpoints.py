@@ -28,6 +28,7 @@ from mxref.checkpoints import CheckpointError, QuantizedWeight, convert_checkpoi
 from mxref.checkpoints.dialects import declared, header_says
 from mxref.checkpoints.files import INDEX, Shards, open_shards
 
+UNSAID = '"MXFP4": expected config_groups, to say whether inputs are quantized'
 DATA = Path(__file__).parent / "data" / "checkpoints"
 ROOTS = [DATA, *([Path(os.environ["MXREF_CHECKPOINTS"])] if os.environ.get("MXREF_CHECKPOINTS") else [])]
 FOUND = [path.parent for root in ROOTS for path in sorted(root.glob("*/model.safetensors"))]
@@ -76,7 +77,7 @@ def as_golden(tensor, golden):
 
 @pytest.mark.parametrize("path", GOLDEN, ids=label)
 def test_weights_decode_to_the_tools_own_values(path):
-    checkpoint = load_checkpoint(path)
+    checkpoint = load_checkpoint(path, weights_only=True)
     golden = load_file(path / "golden_dequant.safetensors")
     for name, expected in golden.items():
         weight = checkpoint[name]
@@ -89,7 +90,7 @@ def test_weights_decode_to_the_tools_own_values(path):
 @pytest.mark.parametrize("path", FOUND, ids=label)
 def test_what_a_checkpoint_is(path):
     dialect, scheme, recipe, direction = KINDS[path.name]
-    checkpoint = load_checkpoint(path)
+    checkpoint = load_checkpoint(path, weights_only=True)
     assert (checkpoint.dialect, checkpoint.scheme) == (dialect, scheme)
     for name in checkpoint.quantized:
         weight = checkpoint[name]
@@ -106,7 +107,7 @@ def test_every_tensor_is_read_once_and_kept_as_it_is(path, monkeypatch):
     reads = []
     read = Shards.read
     monkeypatch.setattr(Shards, "read", lambda self, name: reads.append(name) or read(self, name))
-    checkpoint = load_checkpoint(path)
+    checkpoint = load_checkpoint(path, weights_only=True)
     assert reads == []
     for name, value in checkpoint.items():
         if not isinstance(value, QuantizedWeight):
@@ -152,7 +153,10 @@ def test_a_single_file_takes_the_config_beside_it():
 
 @pytest.mark.parametrize("path", [path for path in FOUND if path.name.endswith("-qwen3moe")], ids=label)
 def test_the_originals_quantized_by_a_checkpoints_recipe_are_its_codes_and_scales(path):
-    originals, checkpoint = load_file(path.parent / "base-qwen3moe" / "model.safetensors"), load_checkpoint(path)
+    originals, checkpoint = (
+        load_file(path.parent / "base-qwen3moe" / "model.safetensors"),
+        load_checkpoint(path, weights_only=True),
+    )
     for name in checkpoint.quantized:
         stored = checkpoint[name].tensor
         original = originals[name][: stored.shape[0]]  # torchao's weights are kept whole, the originals' first rows
@@ -292,9 +296,10 @@ def test_modelopt_names_the_algorithm_of_each_layer(tmp_path, rng):
     (path / "hf_quant_config.json").write_text(json.dumps({"quantization": settings}))
     inspection = inspect_checkpoint(path)
     assert (inspection.dialect, inspection.formats) == ("modelopt", ("mxfp4",))
-    expected = [("fault", "config", "config.json"), ("fault", "missing", "m.gone_proj")]
+    expected = [("fault", "config", "config.json")] * 2 + [("fault", "missing", "m.gone_proj")]
     assert [(f.severity, f.what, f.name) for f in inspection.findings] == expected
-    refused(lambda: load_checkpoint(path), "quantized_layers of MXFP4, NVFP4: expected one algorithm; weights_only=True")
+    both = "quantized_layers of MXFP4, NVFP4: expected one algorithm"
+    assert load_checkpoint(path, weights_only=True).declared.unread == (f"quant_algo {UNSAID}", both)
     assert load_checkpoint(path, weights_only=True).formats == ("mxfp4",)
     layers["m.q_proj"]["quant_algo"] = "NVFP4"
     (path / "hf_quant_config.json").write_text(json.dumps({"quantization": settings}))
@@ -740,6 +745,7 @@ NOT_RUN = {  # what a forward pass would have to do
         'input_tensors.scale_calculation_mode "floor": expected "even"',
     ),
     "FP8 inputs, ModelOpt": (DATA / "modelopt-mxfp4-qwen3moe", said(quant_algo="W4A8_MXFP4_FP8"), "W4A8_MXFP4_FP8"),
+    "inputs unsaid, ModelOpt": (DATA / "modelopt-mxfp4-qwen3moe", {}, f"quant_algo {UNSAID}"),
     "a choice by module": (
         TORCHAO,
         torchao_by_module(**{"model.layers.0.mlp.gate": activation_dtype("float8_e4m3fn")}),
@@ -832,14 +838,14 @@ def test_a_config_that_says_what_no_layer_runs_is_refused_unless_weights_alone_a
     refused(lambda: load_checkpoint(path), f"{message}.*weights_only=True takes the weights alone")
     (fault,) = inspect_checkpoint(path).faults
     assert fault.what == "config" and re.search(message, fault.detail)
-    same = load_checkpoint(source).dialect
+    same = load_checkpoint(source, weights_only=True).dialect
     with pytest.raises(ValueError, match=f"{message}.*activations none"):
         convert_checkpoint(path, tmp_path / "out", to=same)
     assert not (tmp_path / "out").exists()
     conversion = convert_checkpoint(path, tmp_path / "out", to="plain", format="f32")
     assert re.search(f"not carried over: .*{message}", conversion.notes[0])
     name = conversion.changes[0].name
-    expected = mxref.dequantize(load_checkpoint(source)[name].tensor)
+    expected = mxref.dequantize(load_checkpoint(source, weights_only=True)[name].tensor)
     assert_same_bits(load_checkpoint(tmp_path / "out")[name], expected)
 
 
@@ -932,6 +938,18 @@ def test_groups_of_other_formats_are_those_of_their_modules_a_name_before_an_exp
     assert declared("compressed-tensors", {"config_groups": named}).clash("m.experts.0.down_proj") is None
 
 
+def test_modelopts_mxfp8_has_inputs_in_it_and_its_mxfp4_what_groups_say():
+    said = [{"quant_algo": "MXFP8"}, {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"m": {"quant_algo": "MXFP8"}}}]
+    for config in said:
+        says = declared("modelopt", config)
+        assert (says.activations, says.static, says.unread, says.refused) == ("mxfp8_e4m3", False, (), ())
+    arguments = {"num_bits": 4, "type": "float", "group_size": 32}
+    for inputs, expected in ((None, None), (arguments | {"dynamic": True}, "mxfp4")):
+        groups = {"g": {"targets": ["Linear"], "weights": arguments, "input_activations": inputs}}
+        says = declared("modelopt", {"quant_algo": "mxfp4", "config_groups": groups})
+        assert (says.activations, says.unread, says.refused) == (expected, (), ())
+
+
 def test_modelopts_two_configs_are_read_as_one(tmp_path):
     path = edited(MODELOPT, tmp_path / "c", {("quantization_config",): {"quant_method": "modelopt"}})
     assert load_checkpoint(path).scheme == "w_nvfp4_a_nvfp4"
@@ -971,8 +989,9 @@ def test_a_quantized_kv_cache_is_said_everywhere_and_no_matter_of_weights(source
 @pytest.mark.parametrize("path", FOUND, ids=label)
 def test_real_checkpoints_have_no_fault(path):
     inspection = inspect_checkpoint(path)
-    assert inspection.faults == ()
-    expected = {"gate and up: tensor scale"} if "nvfp4ish" in path.name else set()
+    unsaid = [("config", f"quant_algo {UNSAID}")] if path.name.startswith("modelopt-mxfp4") else []
+    assert [(fault.what, fault.detail) for fault in inspection.faults] == unsaid
+    expected = {"config"} if unsaid else {"gate and up: tensor scale"} if "nvfp4ish" in path.name else set()
     assert {finding.what for finding in inspection.findings} == expected
     assert (inspection.dialect, inspection.scheme) == KINDS[path.name][:2]
     whole = path.parent != DATA
@@ -1069,8 +1088,9 @@ def test_inspect_finds_what_load_refuses(tmp_path):
         (dict.clear, {}, ("files", str(tmp_path / "d"), "there is no tensor in them")),
     ]:
         path = edited(copy(CT, tmp_path / "c", change), tmp_path / "d", config)
-        faults = inspect_checkpoint(path).faults
-        assert any((f.what, f.name) == expected[:2] and re.search(expected[2], f.detail) for f in faults), (expected, faults)
+        found = [f for f in inspect_checkpoint(path).findings if (f.what, f.name) == expected[:2]]
+        assert len(found) == 1 and re.search(expected[2], found[0].detail), (expected, inspect_checkpoint(path))
+        assert found[0].severity == ("warning" if change is in_part else "fault")
         shutil.rmtree(tmp_path / "c"), shutil.rmtree(tmp_path / "d")
 
 

@@ -486,6 +486,11 @@ def _read_compressed_tensors(quantization: dict) -> Declared:
 
 
 _ALGORITHMS = ("NVFP4", "W4A16_NVFP4", "MXFP4", "MXFP8")  # of ModelOpt, those that are read
+# What its names say of inputs where no group does: ModelOpt's own groups of MXFP8 have inputs in blocks of 32
+# (export/convert_hf_config.py), and vLLM quantizes them as they come (ModelOptMxFp8Config). MXFP4 is exported of weights
+# with their inputs (MXFP4_DEFAULT_CFG) and of weights alone (MXFP4_MLP_WEIGHT_ONLY_CFG): get_quantization_format, which
+# names it, looks at the weights.
+_ALGORITHMS_INPUTS = {"NVFP4": "nvfp4", "MXFP8": "mxfp8_e4m3"}
 
 
 def _read_modelopt(quantization: dict) -> Declared:
@@ -529,13 +534,16 @@ def _read_modelopt(quantization: dict) -> Declared:
     activations = found["activations"]
     if top == "W4A16_NVFP4" and activations:
         refused.append(_said("quant_algo", top, f"config_groups say input_activations in {activations}"))
-    if top == "NVFP4" and not get(quantization, "config_groups"):
-        activations = "nvfp4"
-    elif top == "NVFP4" and activations is None and not found["unread"]:
+    grouped = bool(get(quantization, "config_groups"))
+    if top in _ALGORITHMS_INPUTS and not grouped:
+        activations = _ALGORITHMS_INPUTS[top]
+    elif top in _ALGORITHMS_INPUTS and activations is None and not found["unread"]:
         refused.append(_said("quant_algo", top, "config_groups say input_activations null"))
-    algorithms = {str(get(settings, "quant_algo")) for settings in _objects(quantization, "quantized_layers")}
-    if algorithms == {"NVFP4"} and whole is None:
-        activations = "nvfp4"
+    algorithms = {str(get(settings, "quant_algo")).upper() for settings in _objects(quantization, "quantized_layers")}
+    if "MXFP4" in (top, *algorithms) and not grouped:
+        unread.append(_said("quant_algo", "MXFP4", "expected config_groups, to say whether inputs are quantized"))
+    if whole is None and len(algorithms) == 1:
+        activations = _ALGORITHMS_INPUTS.get(*algorithms, activations)
     elif len(algorithms) > 1 and top == "MIXED_PRECISION":
         unread.append(f"quantized_layers of {', '.join(sorted(algorithms))}: expected one algorithm")
     skips = tuple(dict.fromkeys(_strings(quantization, "ignore") + _strings(quantization, "exclude_modules")))

@@ -126,9 +126,10 @@ def inspect_checkpoint(
     positive, or of inputs too large or small to be any, weights whose rms is implausible (and would not be in the other
     direction of the tensor scale), tensors that belong to no weight, plain tensors of integers or float64 for floats;
     layers, experts and quantized modules that the config promises and the files lack, layers and experts beyond those
-    that it counts, experts of a layer that are not quantized alike; of known model types norms, routers and projections
-    that a layer lacks, and shapes that are not the config's. Warnings: gate and up with different scales, weights that are
-    all zero or end in a short block, weights not quantized in blocks, a quantized KV cache, a file that is not read.
+    that it counts, experts of a layer in several formats; of known model types norms, routers and projections that a
+    layer lacks, and shapes that are not the config's. Warnings: gate and up with different scales, weights that are all
+    zero or end in a short block, experts quantized in part, weights not quantized in blocks, a quantized KV cache, a file
+    that is not read.
     `dialect`: as for `load_checkpoint`. `on_progress("tensors", done, all)` is called as work proceeds. Memory holds one
     tensor at a time. Raises ValueError for a path that is no checkpoint, and for a file that is broken or cut off
     (`UnreadableError`).
@@ -465,7 +466,7 @@ def _mixed(checkpoint: Checkpoint) -> Iterator[Finding]:
         formats = [found.get((layer, down), {}) for down in (False, True)]
         floats = [each[""] for each in formats if "" in each]
         if floats and any(format for each in formats for format in each):
-            yield Finding("fault", "quantized in part", layer, f"{floats[0]} is not: expected all of its weights or none")
+            yield Finding("warning", "quantized in part", layer, f"{floats[0]} is not: expected all of its weights or none")
         for each in formats:
             if len(each.keys() - {""}) > 1:
                 detail = ", ".join(f"{format} ({name})" for format, name in each.items() if format)
