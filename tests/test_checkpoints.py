@@ -1056,6 +1056,9 @@ def test_inspect_finds_what_load_refuses(tmp_path):
         more = {name.replace(".experts.1.", ".experts.2."): t.clone() for name, t in found.items() if ".experts.1." in name}
         found.update(more)
 
+    def later(found):
+        found["model.layers.1.input_layernorm.weight"] = torch.ones(128)
+
     def mixed(found):
         for suffix in ("weight_packed", "weight_scale", "weight_global_scale", "input_global_scale"):
             del found[f"{up}.{suffix}"]
@@ -1073,6 +1076,7 @@ def test_inspect_finds_what_load_refuses(tmp_path):
     layer = EXPERT.removesuffix(".0")
     for change, config, expected in [
         (beyond, {}, ("too many", f"{layer}.2.gate_proj", "the config counts 2 experts, the first is 0")),
+        (later, {}, ("too many", "*.layers.1", "the config counts 1 layers, the first is 0")),
         (
             change_at("model.norm.weight", torch.Tensor.double),
             {},
@@ -1092,6 +1096,8 @@ def test_inspect_finds_what_load_refuses(tmp_path):
         assert len(found) == 1 and re.search(expected[2], found[0].detail), (expected, inspect_checkpoint(path))
         assert found[0].severity == ("warning" if change is in_part else "fault")
         shutil.rmtree(tmp_path / "c"), shutil.rmtree(tmp_path / "d")
+    predicting = copy(CT, tmp_path / "c", later, config={"num_nextn_predict_layers": 1})
+    assert "too many" not in {fault.what for fault in inspect_checkpoint(predicting).faults}
 
 
 def test_inspect_finds_what_is_missing_and_what_is_unknown(tmp_path):
