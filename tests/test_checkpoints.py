@@ -28,6 +28,7 @@ from mxref.checkpoints import CheckpointError, QuantizedWeight, convert_checkpoi
 from mxref.checkpoints.dialects import declared, header_says
 from mxref.checkpoints.files import INDEX, Shards, open_shards
 
+UNSAID = '"MXFP4": expected config_groups, to say whether inputs are quantized'
 DATA = Path(__file__).parent / "data" / "checkpoints"
 ROOTS = [DATA, *([Path(os.environ["MXREF_CHECKPOINTS"])] if os.environ.get("MXREF_CHECKPOINTS") else [])]
 FOUND = [path.parent for root in ROOTS for path in sorted(root.glob("*/model.safetensors"))]
@@ -76,7 +77,7 @@ def as_golden(tensor, golden):
 
 @pytest.mark.parametrize("path", GOLDEN, ids=label)
 def test_weights_decode_to_the_tools_own_values(path):
-    checkpoint = load_checkpoint(path)
+    checkpoint = load_checkpoint(path, weights_only=True)
     golden = load_file(path / "golden_dequant.safetensors")
     for name, expected in golden.items():
         weight = checkpoint[name]
@@ -89,7 +90,7 @@ def test_weights_decode_to_the_tools_own_values(path):
 @pytest.mark.parametrize("path", FOUND, ids=label)
 def test_what_a_checkpoint_is(path):
     dialect, scheme, recipe, direction = KINDS[path.name]
-    checkpoint = load_checkpoint(path)
+    checkpoint = load_checkpoint(path, weights_only=True)
     assert (checkpoint.dialect, checkpoint.scheme) == (dialect, scheme)
     for name in checkpoint.quantized:
         weight = checkpoint[name]
@@ -106,7 +107,7 @@ def test_every_tensor_is_read_once_and_kept_as_it_is(path, monkeypatch):
     reads = []
     read = Shards.read
     monkeypatch.setattr(Shards, "read", lambda self, name: reads.append(name) or read(self, name))
-    checkpoint = load_checkpoint(path)
+    checkpoint = load_checkpoint(path, weights_only=True)
     assert reads == []
     for name, value in checkpoint.items():
         if not isinstance(value, QuantizedWeight):
@@ -152,7 +153,10 @@ def test_a_single_file_takes_the_config_beside_it():
 
 @pytest.mark.parametrize("path", [path for path in FOUND if path.name.endswith("-qwen3moe")], ids=label)
 def test_the_originals_quantized_by_a_checkpoints_recipe_are_its_codes_and_scales(path):
-    originals, checkpoint = load_file(path.parent / "base-qwen3moe" / "model.safetensors"), load_checkpoint(path)
+    originals, checkpoint = (
+        load_file(path.parent / "base-qwen3moe" / "model.safetensors"),
+        load_checkpoint(path, weights_only=True),
+    )
     for name in checkpoint.quantized:
         stored = checkpoint[name].tensor
         original = originals[name][: stored.shape[0]]  # torchao's weights are kept whole, the originals' first rows
@@ -292,9 +296,10 @@ def test_modelopt_names_the_algorithm_of_each_layer(tmp_path, rng):
     (path / "hf_quant_config.json").write_text(json.dumps({"quantization": settings}))
     inspection = inspect_checkpoint(path)
     assert (inspection.dialect, inspection.formats) == ("modelopt", ("mxfp4",))
-    expected = [("fault", "config", "config.json"), ("fault", "missing", "m.gone_proj")]
+    expected = [("fault", "config", "config.json")] * 2 + [("fault", "missing", "m.gone_proj")]
     assert [(f.severity, f.what, f.name) for f in inspection.findings] == expected
-    refused(lambda: load_checkpoint(path), "quantized_layers of MXFP4, NVFP4: expected one algorithm; weights_only=True")
+    both = "quantized_layers of MXFP4, NVFP4: expected one algorithm"
+    assert load_checkpoint(path, weights_only=True).declared.unread == (f"quant_algo {UNSAID}", both)
     assert load_checkpoint(path, weights_only=True).formats == ("mxfp4",)
     layers["m.q_proj"]["quant_algo"] = "NVFP4"
     (path / "hf_quant_config.json").write_text(json.dumps({"quantization": settings}))
@@ -318,7 +323,7 @@ def test_shards_give_what_one_file_gives(source, tmp_path):
 PROMISES = [
     (
         "compressed-tensors",
-        {"config_groups": {"g": {"targets": ["Linear"]}}, "ignore": ["lm_head", "re:.*gate$", "re:("]},
+        {"config_groups": {"g": {"targets": ["Linear"]}}, "ignore": ["lm_head", "re:.*gate$"]},
         {"lm_head": False, "a.gate": False, "a.gate_proj": True},
     ),
     (
@@ -347,7 +352,7 @@ PROMISES = [
 @pytest.mark.parametrize("dialect,config,modules", PROMISES)
 def test_which_modules_a_config_says_are_quantized(dialect, config, modules):
     says = declared(dialect, config)
-    assert {module: says.promises(module) for module in modules} == modules
+    assert {module: says.leaves(module) is None for module in modules} == modules
 
 
 # malformed files
@@ -481,9 +486,13 @@ INDEXES = {
     "absolute": ("/model-0.safetensors", "names '/model-0.safetensors'"),
     "backslash": ("..\\model-0.safetensors", "expected a .safetensors file of this directory"),
     "other type": ("config.json", "names 'config.json'"),
-    "missing": ("model-9.safetensors", f"says that {PACKED} is in model-9.safetensors, which does not exist$"),
+    "missing": (
+        "model-9.safetensors",
+        rf"says that 1 of \d+ tensors is in model-9.safetensors \({PACKED}\), which does not exist$",
+    ),
     "in another shard": ("model-1.safetensors", "is in model-1.safetensors, which does not hold it"),
     "no string": (3, "expected a weight_map"),
+    "nothing": (None, "expected a weight_map .*, found an empty one"),
 }
 
 
@@ -493,8 +502,10 @@ def test_indexes_that_lie_are_refused(fault, tmp_path):
     path = copy(CT, tmp_path / "c")
     listed = shard(path, lambda name: int(name != PACKED))
     shutil.copy(path / "model-0.safetensors", tmp_path)
-    (path / INDEX).write_text(json.dumps({"weight_map": listed | {PACKED: file}}))
+    (path / INDEX).write_text(json.dumps({"weight_map": listed | {PACKED: file} if file else {}}))
     refused(lambda: load_checkpoint(path), message)
+    (fault,) = inspect_checkpoint(path).faults
+    assert re.search(message, fault.detail)
 
 
 def test_a_tensor_in_two_shards_is_refused(tmp_path):
@@ -518,14 +529,18 @@ def test_an_index_counts_and_is_right_in_every_tensor_or_refused(tmp_path):
 
     (path / "model-0.safetensors").rename(tmp_path / "model-0.safetensors")
     message = (
-        f"{INDEX} says that {PACKED} is in model-0.safetensors, which does not exist: give .*/model.safetensors to read"
+        rf"{INDEX} says that 1 of \d+ tensors is in model-0.safetensors \({PACKED}\), which does not exist"
+        ": give .*/model.safetensors to read"
     )
     refused(lambda: load_checkpoint(path), message)
     (finding,) = inspect_checkpoint(path).faults
     assert re.search(message, finding.detail)
     assert set(load_checkpoint(path / "model.safetensors").shards.entries) == set(whole)
     (path / "model-1.safetensors").unlink()  # now all are absent
-    refused(lambda: load_checkpoint(path), "which does not exist: give .*/model.safetensors")
+    message = (
+        r"says that 35 of 36 tensors are in .*, which does not exist \(2 of 2 files are absent\): give .*/model.safetensors"
+    )
+    refused(lambda: load_checkpoint(path), message)
 
     (path / INDEX).write_text(json.dumps({"weight_map": {n: "model.safetensors" for n in listed if n != PACKED}}))
     refused(lambda: load_checkpoint(path), f"model.safetensors holds {PACKED}, which {INDEX} does not list")
@@ -538,7 +553,16 @@ def test_configs_that_are_none_are_refused(text, tmp_path):
     refused(lambda: load_checkpoint(path), "config.json: ")
 
 
+@pytest.mark.parametrize("file", ["config.json", "hf_quant_config.json", INDEX])
+def test_a_key_that_is_there_twice_is_refused(file, tmp_path):
+    path = copy(MODELOPT, tmp_path / "c")
+    (path / file).write_text('{"quantization_config": {}, "a": {"quant_algo": 1, "quant_algo": 2}}')
+    refused(lambda: load_checkpoint(path), f"{file} has quant_algo twice: expected once")
+
+
 def test_bad_use_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="device='nope': .*cpu"):
+        load_checkpoint(tmp_path / "nowhere", device="nope")
     for path, dialect, message in [
         (tmp_path / "nowhere", None, "expected a checkpoint directory"),
         (tmp_path, None, "holds neither"),
@@ -721,6 +745,7 @@ NOT_RUN = {  # what a forward pass would have to do
         'input_tensors.scale_calculation_mode "floor": expected "even"',
     ),
     "FP8 inputs, ModelOpt": (DATA / "modelopt-mxfp4-qwen3moe", said(quant_algo="W4A8_MXFP4_FP8"), "W4A8_MXFP4_FP8"),
+    "inputs unsaid, ModelOpt": (DATA / "modelopt-mxfp4-qwen3moe", {}, f"quant_algo {UNSAID}"),
     "a choice by module": (
         TORCHAO,
         torchao_by_module(**{"model.layers.0.mlp.gate": activation_dtype("float8_e4m3fn")}),
@@ -773,6 +798,22 @@ NOT_RUN = {  # what a forward pass would have to do
 }
 
 
+SKIPPED = [
+    (
+        CT,
+        {("quantization_config", "ignore"): lambda names: [*names, f"{EXPERT}.gate_proj"]},
+        "the config leaves it as it is",
+    ),
+    (
+        QUARK_MX,
+        said(layer_quant_config={f"{EXPERT}.gate_proj": {"weight": None, "input_tensors": None}}),
+        "the config leaves it as it is",
+    ),
+    (CT, {(*GROUP, "targets"): []}, "no target of the config means it"),
+    (CT, {(*GROUP, "targets"): ["Conv2d", "re:.*up_proj"]}, "no target of the config means it"),
+]
+
+
 def not_followed(case, tmp_path):
     source, changes, message = case
     path = edited(source, tmp_path / "c", changes)
@@ -797,14 +838,14 @@ def test_a_config_that_says_what_no_layer_runs_is_refused_unless_weights_alone_a
     refused(lambda: load_checkpoint(path), f"{message}.*weights_only=True takes the weights alone")
     (fault,) = inspect_checkpoint(path).faults
     assert fault.what == "config" and re.search(message, fault.detail)
-    same = load_checkpoint(source).dialect
+    same = load_checkpoint(source, weights_only=True).dialect
     with pytest.raises(ValueError, match=f"{message}.*activations=None"):
         convert_checkpoint(path, tmp_path / "out", to=same)
     assert not (tmp_path / "out").exists()
     conversion = convert_checkpoint(path, tmp_path / "out", to="plain", format="f32")
     assert re.search(f"not carried over: .*{message}", conversion.notes[0])
     name = conversion.changes[0].name
-    expected = mxref.dequantize(load_checkpoint(source)[name].tensor)
+    expected = mxref.dequantize(load_checkpoint(source, weights_only=True)[name].tensor)
     assert_same_bits(load_checkpoint(tmp_path / "out")[name], expected)
 
 
@@ -849,6 +890,41 @@ def test_inputs_that_torchaos_header_quantizes_otherwise_are_refused(key, value)
     )
 
 
+@pytest.mark.parametrize("source, config, why", SKIPPED)
+def test_a_quantized_weight_that_the_config_leaves_as_it_is_is_refused(source, config, why, tmp_path):
+    path = edited(source, tmp_path / "c", config)
+    message = f"stored quantized, and {why}"
+    refused(lambda: load_checkpoint(path, weights_only=True), f"proj.* {message}")
+    faults = [fault for fault in inspect_checkpoint(path).faults if re.search(message, fault.detail)]
+    assert f"{EXPERT}.gate_proj" in {fault.name.rpartition(".")[0] for fault in faults}
+
+
+EXPRESSIONS = [
+    (CT, said(ignore=["lm_head", "re:("]), "ignore"),
+    (CT, {(*GROUP, "targets"): ["re:("]}, "config_groups.group_0.targets"),
+    (QUARK_MX, said(layer_quant_config={"re:(": {}}), "layer_quant_config"),
+    (QUARK_MX, said(exclude=["re:("]), "exclude"),
+]
+
+
+@pytest.mark.parametrize("source, config, key", EXPRESSIONS, ids=[key for *_, key in EXPRESSIONS])
+def test_a_broken_expression_in_a_config_is_refused_by_its_key(source, config, key, tmp_path):
+    path = edited(source, tmp_path / "c", config)
+    refused(
+        lambda: load_checkpoint(path, weights_only=True), rf"the config's {key}: 're:\(' is no regular expression: missing"
+    )
+
+
+@pytest.mark.parametrize("pattern", ["{}", "*{}", "re:.*{}$"])
+def test_many_patterns_are_made_ready_once(pattern, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(re, "compile", lambda text, compile=re.compile: compiled.append(text) or compile(text))
+    names = [f"model.layers.{i}.mlp.up_proj" for i in range(50)]
+    says = declared("compressed-tensors", {"ignore": [pattern.format(name) for name in names]})
+    assert all(says.leaves(name) for name in names) and says.leaves("model.layers.50.mlp.up_proj") is None
+    assert len(compiled) <= len(names)
+
+
 def test_groups_of_other_formats_are_those_of_their_modules_a_name_before_an_expression_before_a_class(tmp_path):
     mxfp4 = {"num_bits": 4, "type": "float", "group_size": 32}
     path = edited(CT, tmp_path / "c", second_group(weights=mxfp4, format="mxfp4-pack-quantized"))
@@ -860,6 +936,18 @@ def test_groups_of_other_formats_are_those_of_their_modules_a_name_before_an_exp
     assert says.clash("m.experts.0.up_proj") is None and says.clash("m.q_proj") is None
     named = groups | {"d": {"targets": ["m.experts.0.down_proj"]}}
     assert declared("compressed-tensors", {"config_groups": named}).clash("m.experts.0.down_proj") is None
+
+
+def test_modelopts_mxfp8_has_inputs_in_it_and_its_mxfp4_what_groups_say():
+    said = [{"quant_algo": "MXFP8"}, {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"m": {"quant_algo": "MXFP8"}}}]
+    for config in said:
+        says = declared("modelopt", config)
+        assert (says.activations, says.static, says.unread, says.refused) == ("mxfp8_e4m3", False, (), ())
+    arguments = {"num_bits": 4, "type": "float", "group_size": 32}
+    for inputs, expected in ((None, None), (arguments | {"dynamic": True}, "mxfp4")):
+        groups = {"g": {"targets": ["Linear"], "weights": arguments, "input_activations": inputs}}
+        says = declared("modelopt", {"quant_algo": "mxfp4", "config_groups": groups})
+        assert (says.activations, says.unread, says.refused) == (expected, (), ())
 
 
 def test_modelopts_two_configs_are_read_as_one(tmp_path):
@@ -901,8 +989,9 @@ def test_a_quantized_kv_cache_is_said_everywhere_and_no_matter_of_weights(source
 @pytest.mark.parametrize("path", FOUND, ids=label)
 def test_real_checkpoints_have_no_fault(path):
     inspection = inspect_checkpoint(path)
-    assert inspection.faults == ()
-    expected = {"gate and up: tensor scale"} if "nvfp4ish" in path.name else set()
+    unsaid = [("config", f"quant_algo {UNSAID}")] if path.name.startswith("modelopt-mxfp4") else []
+    assert [(fault.what, fault.detail) for fault in inspection.faults] == unsaid
+    expected = {"config"} if unsaid else {"gate and up: tensor scale"} if "nvfp4ish" in path.name else set()
     assert {finding.what for finding in inspection.findings} == expected
     assert (inspection.dialect, inspection.scheme) == KINDS[path.name][:2]
     whole = path.parent != DATA
@@ -958,6 +1047,57 @@ def test_inspect_finds_a_planted_fault(fault, tmp_path):
     assert re.search(detail, found[0].detail)
     others = [f for f in inspection.faults if f is not found[0]]
     assert others == []
+
+
+def test_inspect_finds_what_load_refuses(tmp_path):
+    up, down = (f"{EXPERT}.{part}_proj" for part in ("up", "down"))
+
+    def beyond(found):
+        more = {name.replace(".experts.1.", ".experts.2."): t.clone() for name, t in found.items() if ".experts.1." in name}
+        found.update(more)
+
+    def later(found):
+        found["model.layers.1.input_layernorm.weight"] = torch.ones(128)
+
+    def mixed(found):
+        for suffix in ("weight_packed", "weight_scale", "weight_global_scale", "input_global_scale"):
+            del found[f"{up}.{suffix}"]
+        found |= {f"{up}.weight_packed": torch.full((8, 64), 0x22, dtype=torch.uint8)}
+        found |= {f"{up}.weight_scale": torch.full((8, 4), 120, dtype=torch.uint8)}
+
+    def in_part(found):
+        mixed(found)
+        del found[f"{up}.weight_packed"], found[f"{up}.weight_scale"]
+        found[f"{up}.weight"] = torch.ones(8, 128)
+
+    both = second_group(
+        targets=[up], weights={"num_bits": 4, "type": "float", "group_size": 32}, format="mxfp4-pack-quantized"
+    )
+    layer = EXPERT.removesuffix(".0")
+    for change, config, expected in [
+        (beyond, {}, ("too many", f"{layer}.2.gate_proj", "the config counts 2 experts, the first is 0")),
+        (later, {}, ("too many", "*.layers.1", "the config counts 1 layers, the first is 0")),
+        (
+            change_at("model.norm.weight", torch.Tensor.double),
+            {},
+            ("dtype", "model.norm.weight", "F64: expected one of F32"),
+        ),
+        (
+            lambda found: found.update({f"{down}.awq_scale": torch.ones(8)}),
+            {},
+            ("unknown tensor", f"{down}.awq_scale", "beside a quantized weight: expected bias"),
+        ),
+        (mixed, both, ("formats", layer, r"nvfp4 \(.*\), mxfp4 \(.*\): expected one for all experts")),
+        (in_part, said(ignore=[up, "lm_head"]), ("quantized in part", layer, f"{up}.weight is not: expected all")),
+        (dict.clear, {}, ("files", str(tmp_path / "d"), "there is no tensor in them")),
+    ]:
+        path = edited(copy(CT, tmp_path / "c", change), tmp_path / "d", config)
+        found = [f for f in inspect_checkpoint(path).findings if (f.what, f.name) == expected[:2]]
+        assert len(found) == 1 and re.search(expected[2], found[0].detail), (expected, inspect_checkpoint(path))
+        assert found[0].severity == ("warning" if change is in_part else "fault")
+        shutil.rmtree(tmp_path / "c"), shutil.rmtree(tmp_path / "d")
+    predicting = copy(CT, tmp_path / "c", later, config={"num_nextn_predict_layers": 1})
+    assert "too many" not in {fault.what for fault in inspect_checkpoint(predicting).faults}
 
 
 def test_inspect_finds_what_is_missing_and_what_is_unknown(tmp_path):

@@ -581,6 +581,7 @@ REFUSED = [
     (None, {"num_experts": 5, "num_local_experts": 5}, r"mlp\.gate\.weight has shape \[4, 64\]"),
     (None, {"hidden_size": 128}, r"has shape .*: the model expects"),
     (None, {"model_type": "no_such_model"}, "config.json describes no causal language model.*no_such_model"),
+    (None, {"text_config": [1]}, r"config.json gives list \[1\] as the config of the language model: expected an object"),
     (None, {"quantization_config": {"quant_method": "bitsandbytes"}}, "quant_method='bitsandbytes'"),
 ]  # fmt: skip
 
@@ -597,6 +598,7 @@ def args(**others):
     return {"num_bits": 4, "type": "float", "group_size": 32, **others}
 
 
+FLOATS = ["lm_head", "re:.*[qkv]_proj$"]  # what `make` does not quantize
 UNREAD = [
     (
         {"config_groups": {"g": {"weights": args(), "input_activations": args(num_bits=8, group_size=None)}}},
@@ -609,7 +611,7 @@ UNREAD = [
 
 @pytest.mark.parametrize("says, message", UNREAD, ids=range(len(UNREAD)))
 def test_a_scheme_that_cannot_be_run_is_refused_and_can_be_decoded(says, message, tmp_path):
-    quantization = {"quant_method": "compressed-tensors", "ignore": ["re:.*"], **says}
+    quantization = {"quant_method": "compressed-tensors", "ignore": FLOATS, **says}
     folder, _ = make(tmp_path / "made", config={"quantization_config": quantization})
     with pytest.raises(CheckpointError, match=f"the config says .*{message}.*; dequantized=True takes the weights alone"):
         load(folder)
@@ -643,6 +645,8 @@ def test_a_quantized_kv_cache_is_a_warning_and_changes_nothing(tmp_path):
         ({"device": "meta"}, "device='meta': expected a device that holds values"),
         ({"dtype": torch.float64}, "dtype.*float64"),
         ({"dialect": "gguf"}, "dialect='gguf': expected one of plain"),
+        ({"ignore": "*.x"}, r"ignore='\*\.x': expected a sequence of str"),
+        ({"ignore": None}, "ignore=None: expected a sequence of str"),
     ],
 )
 def test_bad_arguments_are_refused_by_name(options, message, kept):
@@ -733,11 +737,30 @@ def test_experts_quantized_in_part_are_refused(tmp_path):
         drop(*(f"{EXPERT}.up_proj.{name}" for name in ("weight_packed", "weight_scale")))(stored)
         stored[f"{EXPERT}.up_proj.weight"] = torch.ones(48, 64)
 
-    says = {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": args()}}, "ignore": ["re:.*"]}
+    ignore = [*FLOATS, f"{EXPERT}.up_proj"]
+    says = {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": args()}}, "ignore": ignore}
     folder, _ = make(tmp_path / "made", change=plain, config={"quantization_config": says})
     with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.experts: its weights are quantized in part"):
         load(folder)
     assert logits(load(folder, dequantized=True), IDS).isfinite().all()
+
+
+def test_gates_and_ups_in_two_formats_are_refused(tmp_path):
+    def change(stored):
+        q = mxref.quantize(torch.ones(48, 64), "nvfp4", recipe=RECIPES["nvfp4"])
+        scales, tensor_scale = q.scales.view(torch.float8_e4m3fn), q.tensor_scale.reshape(1)
+        for name in [name.removesuffix("_packed") for name in stored if name.endswith("up_proj.weight_packed")]:
+            stored.update({f"{name}_packed": q.packed, f"{name}_scale": scales, f"{name}_global_scale": tensor_scale})
+
+    groups = {
+        "a": {"targets": ["re:.*up_proj"], "weights": args(group_size=16)},
+        "b": {"targets": ["re:.*(gate|down|o)_proj"], "weights": args()},
+    }
+    says = {"quant_method": "compressed-tensors", "config_groups": groups, "ignore": ["lm_head"]}
+    folder, _ = make(tmp_path / "made", change=change, config={"quantization_config": says})
+    with pytest.raises(CheckpointError, match=r"layers\.0\.mlp\.experts: its experts have the formats mxfp4, nvfp4"):
+        load(folder)
+    assert {fault.what for fault in inspect_checkpoint(folder).faults} == {"formats"}
 
 
 def test_tied_embeddings_need_no_head(tmp_path):

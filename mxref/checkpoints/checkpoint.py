@@ -45,6 +45,18 @@ class QuantizedWeight:
         return replace(self, tensor=replace(q, packed=packed, scales=scales), rows="concatenated")
 
 
+def check_device(device: str | torch.device) -> torch.device:
+    """The device; raises ValueError for one that is not here, or holds no values."""
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as failure:
+        raise ValueError(f"device={str(device)!r}: {str(failure).splitlines()[0]}") from None
+    if found.type == "meta":
+        raise ValueError("device='meta': expected a device that holds values")
+    return found
+
+
 def usable(scale: torch.Tensor) -> torch.Tensor:
     """Which scales an input can be quantized by: finite ones above zero."""
     return scale.isfinite() & (scale > 0)
@@ -176,7 +188,7 @@ def open_checkpoint(
     path: str | os.PathLike, *, device: str | torch.device = "cpu", dialect: str | None = None
 ) -> tuple[Checkpoint, dict[str, str]]:
     """The checkpoint at `path`, and what its headers contradict, by tensor; what is at fault counts as a plain tensor."""
-    path, device = Path(path), torch.device(device)
+    path, device = Path(path), check_device(device)
     shards, notes = open_shards(path)
     folder = path if path.is_dir() else path.parent
     config = read_json(folder / "config.json")
@@ -185,7 +197,10 @@ def open_checkpoint(
     says = declared(dialect, quantization)
     weights, faults = _find_weights(shards, dialect, says, language_config(config).get("model_type"))
     for weight in weights.values():
-        if clash := says.clash(weight.name.removesuffix(".weight")):
+        module = weight.name.removesuffix(".weight")
+        if dialect != "torchao" and (why := says.leaves(module)):  # where headers say what is quantized
+            faults[weight.codes] = f"stored quantized, and {why}: expected one of the two"
+        if clash := says.clash(module):
             faults[weight.codes] = f"config_groups {clash[0]!r} and {clash[1]!r} say different things of it: expected one"
     for name in shards.entries:
         if name.endswith(_NOT_APPLIED):

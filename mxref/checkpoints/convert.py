@@ -127,9 +127,8 @@ def convert_checkpoint(
     left = tuple(_left(beside, others))
     _check_out(path, out, force, {file.name for file in others})
     seen = _held(out)
-    for name, patterns in (("ignore", ignore), ("include", include)):
-        check_patterns(name, patterns)
-    plan = make_plan(checkpoint, Wish(to, format, activations, recipe, tuple(ignore), tuple(include), measure_losses))
+    ignore, include = check_patterns("ignore", ignore), check_patterns("include", include)
+    plan = make_plan(checkpoint, Wish(to, format, activations, recipe, ignore, include, measure_losses))
     jobs = plan.jobs()
     _check_source(path, checkpoint)
     outputs = [output for job in jobs for output in job.outputs]

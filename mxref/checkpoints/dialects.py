@@ -6,10 +6,13 @@ A row says which tensors make a weight and how its numbers are read; nothing els
 import json
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
+from fnmatch import translate
+from functools import cached_property, lru_cache
 from typing import Any
+
+from torch import nn
 
 from mxref.checkpoints.files import CheckpointError, get
 from mxref.formats import BLOCK_FORMATS, BlockFormat, check_choice
@@ -110,8 +113,41 @@ _METHODS = {"mxfp4": "gpt-oss"}
 _CLASS = re.compile(r"[A-Z]\w*")  # a target that is a class of modules, not a name
 # compressed-tensors' own names for how it stores a format.
 CONTAINERS = {"nvfp4": "nvfp4-pack-quantized", "mxfp4": "mxfp4-pack-quantized", "mxfp8_e4m3": "mxfp8-quantized"}
+_WILD = re.compile(r"[*?\[]")  # in what is no plain name
 _SHOWN = 80  # characters of a value in a message
 _CACHE = ("kv_cache_scheme", "kv_cache_quant_algo", "kv_cache_quant_config")  # keys that speak of the KV cache
+
+
+class Patterns:
+    """Entries of an ignore or target list, made ready once for many names. Raises ValueError for a broken expression.
+
+    An entry means a module by name, wildcard or `re:`, or as a parent.
+    """
+
+    def __init__(self, entries: Iterable[str]):
+        self._places, self._expressions = {}, []
+        for entry in entries:
+            place = self._places.setdefault(entry, len(self._places))
+            if entry.startswith("re:") or _WILD.search(entry):
+                self._expressions.append((place, entry, _compiled(entry).match))
+
+    def find(self, module: str) -> list[str]:
+        """The entries that mean `module`, in their order."""
+        parts = module.split(".")
+        names = (".".join(parts[:depth]) for depth in range(1, len(parts) + 1))
+        found = {self._places[name]: name for name in names if name in self._places}
+        found |= {place: entry for place, entry, match in self._expressions if match(module)}
+        return [found[place] for place in sorted(found)]
+
+
+@lru_cache(maxsize=1 << 16)
+def _compiled(entry: str) -> re.Pattern:
+    if not entry.startswith("re:"):
+        return re.compile(f"{translate(entry)}|{translate(entry + '.*')}")
+    try:
+        return re.compile(entry[3:])
+    except (re.error, OverflowError, RecursionError) as fault:
+        raise ValueError(f"{entry!r} is no regular expression: {fault}") from None
 
 
 @dataclass(frozen=True)
@@ -138,25 +174,42 @@ class Declared:
     refused: tuple[str, ...] = ()
     cache: tuple[str, ...] = ()
 
+    @cached_property
+    def _patterns(self) -> dict[str, Patterns]:
+        lists = dict(layers=self.layers, skips=self.skips, targets=(*self.layers, *(self.targets or ())))
+        return {name: Patterns(entries) for name, entries in lists.items()} | {"groups": Patterns(self._schemes)}
+
+    @cached_property
+    def _classes(self) -> list[str]:
+        """Patterns of `groups` that are classes of modules: any linear may be one."""
+        return [pattern for pattern in self._schemes if _CLASS.fullmatch(pattern)]
+
+    @cached_property
+    def _schemes(self) -> dict[str, list[str]]:
+        """What `groups` say by their patterns."""
+        found: dict[str, list[str]] = {}
+        for pattern, scheme in self.groups:
+            found.setdefault(pattern, []).append(scheme)
+        return found
+
     def formats_of(self, module: str) -> frozenset[str]:
         """The formats that the weight of `module` may have; empty: any."""
-        for pattern, format in self.layers.items():
-            if matches(pattern, module):
-                return frozenset([format])
-        return self.formats
+        found = self._patterns["layers"].find(module)
+        return frozenset([self.layers[found[0]]]) if found else self.formats
 
-    def promises(self, module: str) -> bool:
-        """Whether the config says that the linear `module` is quantized."""
-        if any(matches(pattern, module) for pattern in self.skips):
-            return False
-        targets = (*self.layers, *(self.targets or ()))
-        return self.targets is None or any(matches(pattern, module) for pattern in targets)
+    def leaves(self, module: str) -> str | None:
+        """In words, why the linear `module` is not quantized by the config; None if it is."""
+        if found := self._patterns["skips"].find(module):
+            return f"the config leaves it as it is ({found[0]!r})"
+        if self.targets is not None and not self._patterns["targets"].find(module):
+            return "no target of the config means it"
+        return None
 
     def clash(self, module: str) -> tuple[str, str] | None:
         """Two patterns of `groups` that mean `module` alike and say different things of it; a name goes before an
         expression, and that before a class."""
-        found = [(_rank(pattern), pattern, scheme) for pattern, scheme in self.groups]
-        found = [each for each in found if each[0] == 2 or matches(each[1], module)]
+        meant = self._patterns["groups"].find(module) + self._classes
+        found = [(_rank(pattern), pattern, scheme) for pattern in meant for scheme in self._schemes[pattern]]
         first = min(found, key=lambda each: each[0], default=None)
         others = (pattern for rank, pattern, scheme in found if rank == first[0] and scheme != first[2])
         other = next(others, None)
@@ -174,24 +227,19 @@ def matches(pattern: str, module: str) -> bool:
     >>> matches("re:.*head", "lm_head"), matches("model.layers.*.self_attn", "model.layers.3.self_attn.q_proj")
     (True, True)
     """
-    if pattern.startswith("re:"):
-        try:
-            return re.match(pattern[3:], module) is not None
-        except re.error:
-            return False
-    return fnmatchcase(module, pattern) or fnmatchcase(module, pattern + ".*")
+    return bool(Patterns([pattern]).find(module))
 
 
-def check_patterns(argument: str, patterns: Sequence[str]) -> None:
-    """Raise unless `patterns` is a sequence of names, wildcards and valid `re:` expressions."""
-    if isinstance(patterns, str) or any(not isinstance(each, str) for each in patterns):
-        raise TypeError(f"{argument}={patterns!r}: expected a sequence of str")
-    for each in patterns:
-        if each.startswith("re:"):
-            try:
-                re.compile(each[3:])
-            except re.error as fault:
-                raise ValueError(f"{argument} {each!r}: no regular expression: {fault}") from None
+def check_patterns(argument: str, patterns: Sequence[str]) -> tuple[str, ...]:
+    """`patterns`, if it is a sequence of names, wildcards and valid `re:` expressions; raises TypeError or ValueError."""
+    found = tuple(patterns) if isinstance(patterns, Iterable) else (None,)
+    if isinstance(patterns, str) or any(not isinstance(each, str) for each in found):
+        raise TypeError(f"{argument}={patterns!r}: expected a sequence of str, each a name or a wildcard")
+    try:
+        Patterns(found)
+    except ValueError as fault:
+        raise ValueError(f"{argument} {fault}") from None
+    return found
 
 
 def activation_recipe(dialect: str, says: Declared) -> str | None:
@@ -324,8 +372,19 @@ def _typed(found: Any, key: str, kind: type, *others: type) -> Any:
     return kind() if value is None else value
 
 
-def _strings(found: Any, key: str) -> tuple[str, ...]:
-    return tuple(entry for entry in _typed(found, key, list) if isinstance(entry, str))
+def _strings(found: Any, key: str, where: str = "") -> tuple[str, ...]:
+    """The patterns of a list; `where` says its key in an error."""
+    return _entries(where or key, (entry for entry in _typed(found, key, list) if isinstance(entry, str)))
+
+
+def _entries(key: str, entries: Iterable[str]) -> tuple[str, ...]:
+    """The patterns at a key. Raises for a broken one."""
+    found = tuple(entries)
+    try:
+        Patterns(found)
+    except ValueError as fault:
+        raise CheckpointError(f"the config's {key}: {fault}") from None
+    return found
 
 
 def _objects(found: Any, key: str) -> list[dict]:
@@ -372,8 +431,11 @@ def _groups(quantization: dict) -> dict[str, Any]:
         unread.append(
             f"input_activations that differ between config_groups, {', '.join(map(str, activations))}: expected one"
         )
-    named = [(target, i) for i, group in enumerate(groups) for target in _strings(group, "targets")]
+    targets = [_strings(group, "targets", f"{key}.targets") for key, group in zip(keys, groups)]
+    named = [(target, i) for i, found in enumerate(targets) for target in found]
     by_name = [(target, i) for target, i in named if not _CLASS.fullmatch(target)]
+    unsaid = not groups or any(get(group, "targets") is None for group in groups)
+    means_all = unsaid or any(_may_be_linear(target) for target, _ in named if _CLASS.fullmatch(target))
     layers, others = {}, {*formats}
     if len(others) > 1 and by_name:  # names go before expressions, and both before classes
         layers = {target: formats[i] for target, i in sorted(by_name, key=lambda each: _rank(each[0])) if formats[i]}
@@ -382,11 +444,17 @@ def _groups(quantization: dict) -> dict[str, Any]:
         formats=frozenset(others - {None}),
         activations=min({*activations} - {None}, default=None),
         layers=layers,
-        targets=tuple(target for target, _ in by_name) if named and len(by_name) == len(named) else None,
+        targets=None if means_all else tuple(target for target, _ in by_name),
         groups=tuple((target, _scheme(groups[i])) for target, i in named) if len(groups) > 1 else (),
         unread=tuple(unread),
         refused=tuple(refused),
     )
+
+
+def _may_be_linear(target: str) -> bool:
+    """Whether a class of modules may be one of linears: it is `Linear`, what that derives from, or not torch's."""
+    known = getattr(nn, target, None)
+    return not isinstance(known, type) or issubclass(nn.Linear, known)
 
 
 def _odd_arguments(key: str, given: Any) -> list[str]:
@@ -418,12 +486,18 @@ def _read_compressed_tensors(quantization: dict) -> Declared:
 
 
 _ALGORITHMS = ("NVFP4", "W4A16_NVFP4", "MXFP4", "MXFP8")  # of ModelOpt, those that are read
+# What its names say of inputs where no group does: ModelOpt's own groups of MXFP8 have inputs in blocks of 32
+# (export/convert_hf_config.py), and vLLM quantizes them as they come (ModelOptMxFp8Config). MXFP4 is exported of weights
+# with their inputs (MXFP4_DEFAULT_CFG) and of weights alone (MXFP4_MLP_WEIGHT_ONLY_CFG): get_quantization_format, which
+# names it, looks at the weights.
+_ALGORITHMS_INPUTS = {"NVFP4": "nvfp4", "MXFP8": "mxfp8_e4m3"}
 
 
 def _read_modelopt(quantization: dict) -> Declared:
     found = _groups(quantization)
     layers, refused, unread = {}, [*found["refused"]], [*found["unread"]]
     quantized = _typed(quantization, "quantized_layers", dict)
+    _entries("quantized_layers", quantized)
     top = str(get(quantization, "quant_algo") or "MIXED_PRECISION").upper()
     for module, settings in {"": quantization, **quantized}.items():
         where = f"quantized_layers.{module}." if module else ""
@@ -460,13 +534,16 @@ def _read_modelopt(quantization: dict) -> Declared:
     activations = found["activations"]
     if top == "W4A16_NVFP4" and activations:
         refused.append(_said("quant_algo", top, f"config_groups say input_activations in {activations}"))
-    if top == "NVFP4" and not get(quantization, "config_groups"):
-        activations = "nvfp4"
-    elif top == "NVFP4" and activations is None and not found["unread"]:
+    grouped = bool(get(quantization, "config_groups"))
+    if top in _ALGORITHMS_INPUTS and not grouped:
+        activations = _ALGORITHMS_INPUTS[top]
+    elif top in _ALGORITHMS_INPUTS and activations is None and not found["unread"]:
         refused.append(_said("quant_algo", top, "config_groups say input_activations null"))
-    algorithms = {str(get(settings, "quant_algo")) for settings in _objects(quantization, "quantized_layers")}
-    if algorithms == {"NVFP4"} and whole is None:
-        activations = "nvfp4"
+    algorithms = {str(get(settings, "quant_algo")).upper() for settings in _objects(quantization, "quantized_layers")}
+    if "MXFP4" in (top, *algorithms) and not grouped:
+        unread.append(_said("quant_algo", "MXFP4", "expected config_groups, to say whether inputs are quantized"))
+    if whole is None and len(algorithms) == 1:
+        activations = _ALGORITHMS_INPUTS.get(*algorithms, activations)
     elif len(algorithms) > 1 and top == "MIXED_PRECISION":
         unread.append(f"quantized_layers of {', '.join(sorted(algorithms))}: expected one algorithm")
     skips = tuple(dict.fromkeys(_strings(quantization, "ignore") + _strings(quantization, "exclude_modules")))
@@ -510,7 +587,8 @@ def _read_quark(quantization: dict) -> Declared:
     whole = _typed(quantization, "global_quant_config", dict)
     weight, activations = _quark_format(get(whole, "weight")), _quark_format(get(whole, "input_tensors"))
     specs = _typed(quantization, "layer_quant_config", dict)
-    layers = {name: _quark_format(get(spec, "weight")) for name, spec in specs.items()}
+    layers = {name: _quark_format(get(specs[name], "weight")) for name in _entries("layer_quant_config", specs)}
+    floats = tuple(name for name, spec in specs.items() if not get(spec, "weight") and not get(spec, "input_tensors"))
     unread, refused = [], []
     if "quant_method" in quantization and not whole and not specs:
         given = get(quantization, "global_quant_config")
@@ -544,7 +622,7 @@ def _read_quark(quantization: dict) -> Declared:
         frozenset({weight} - {None}),
         activations,
         {name: format for name, format in layers.items() if format},
-        _strings(quantization, "exclude"),
+        _strings(quantization, "exclude") + floats,
         static=activations == "nvfp4",
         unread=tuple(unread),
         refused=tuple(refused),

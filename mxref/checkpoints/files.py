@@ -6,6 +6,7 @@ Nothing here trusts a file: what contradicts itself raises a `CheckpointError` o
 import copy
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -227,16 +228,20 @@ def open_shards(path: Path) -> tuple[Shards, tuple[str, ...]]:
     if not (path / INDEX).is_file():
         return Shards([path / WHOLE]), ()
     listed = read_json(path / INDEX).get("weight_map")
-    if not isinstance(listed, dict) or not all(isinstance(file, str) for file in listed.values()):
-        raise CheckpointError(f"{INDEX}: expected a weight_map from names of tensors to names of files")
+    if not listed or not isinstance(listed, dict) or not all(isinstance(file, str) for file in listed.values()):
+        given = "an empty one" if listed == {} else "none" if listed is None else type(listed).__name__
+        raise CheckpointError(f"{INDEX}: expected a weight_map from names of tensors to names of files, found {given}")
     files = list(dict.fromkeys(listed.values()))
     for file in files:
         if PureWindowsPath(file).name != file or "\0" in file or not file.endswith(".safetensors"):
             raise CheckpointError(f"{INDEX} names {file!r}: expected a .safetensors file of this directory")
-    for name, file in listed.items():
-        if not (path / file).is_file():
-            alone = f": give {path / WHOLE} to read that file alone" if whole else ""
-            raise CheckpointError(f"{INDEX} says that {name} is in {file}, which does not exist{alone}")
+    absent = [file for file in files if not (path / file).is_file()]
+    if absent:
+        held = [name for name, file in listed.items() if file == absent[0]]
+        others = f" ({len(absent)} of {len(files)} files are absent)" if len(absent) > 1 else ""
+        alone = f": give {path / WHOLE} to read that file alone" if whole else ""
+        count = f"{len(held)} of {len(listed)} tensors are" if len(held) > 1 else f"1 of {len(listed)} tensors is"
+        raise CheckpointError(f"{INDEX} says that {count} in {absent[0]} ({held[0]}), which does not exist{others}{alone}")
     shards = Shards([path / file for file in files])
     for name, file in listed.items():
         if name not in shards.entries or shards.entries[name].shard.name != file:
@@ -252,7 +257,9 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once(path.name))
+    except CheckpointError:
+        raise
     except (ValueError, RecursionError) as failure:
         raise UnreadableError(f"{path.name}: no JSON: {_one_line(failure)}") from None
     if not isinstance(found, dict):
@@ -284,15 +291,21 @@ def without(config: Any, key: str) -> Any:
 
 def _header(file: BinaryIO) -> dict[str, Any]:
     """The header of a safetensors file that `_open` found to be one. Raises for a name that is there twice."""
+    text = file.read(int.from_bytes(file.read(_LENGTH), "little"))
+    return json.loads(text, object_pairs_hook=_once(f"{Path(file.name).name}: the header"))
+
+
+def _once(where: str) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
+    """What makes an object of JSON of its pairs, and raises for a key that it has twice: readers keep one or the other."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) < len(pairs):
-            name = next(name for i, (name, _) in enumerate(pairs) if name in dict(pairs[:i]))
-            raise CheckpointError(f"{Path(file.name).name}: {name} is in the header twice")
+            ((key, _),) = Counter(key for key, _ in pairs).most_common(1)
+            raise CheckpointError(f"{where} has {key} twice: expected once")
         return found
 
-    return json.loads(file.read(int.from_bytes(file.read(_LENGTH), "little")), object_pairs_hook=once)
+    return once
 
 
 def _open(path: Path) -> Any:

@@ -22,6 +22,7 @@ RMS_RANGE = (1e-6, 1e3)  # of the weights of a trained matrix, with a wide margi
 INPUT_RANGE = (1e-6, 1e6)  # of the largest input that a layer saw in calibration, with a wide margin
 _SAMPLE = 1 << 16  # elements of a matrix whose rms is taken
 _FLOATS = ("F64", "F32", "F16", "BF16")
+_LOADED = ("F32", "F16", "BF16")  # dtypes of floats that a model is loaded from
 _WIDE = (*_FLOATS, "BOOL", "I16", "I32", "I64", "U16", "U32", "U64")
 _LAYER, _EXPERT = re.compile(r"(?<=\.layers\.)\d+(?=\.)"), re.compile(r"(?<=\.experts\.)\d+(?=\.)")
 _LINEAR = re.compile(r".*(_proj|\.w[123])")
@@ -60,6 +61,7 @@ _EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _OF_EXPERTS = {f"{part}.weight": "M H" for part in ("gate_proj", "up_proj", "w1", "w3")}
 _OF_EXPERTS |= {f"{part}.weight": "H M" for part in ("down_proj", "w2")} | {"gate_up_proj": "E 2M H", "down_proj": "E H M"}
 _OF_MODEL = {"model.embed_tokens.weight": "V H", "model.norm.weight": "H", "lm_head.weight": "V H"}
+_BESIDE = ("bias", "k_scale", "v_scale")  # a linear's own, and what belongs to a KV cache
 _ROWS = [layout for layouts in DIALECTS.values() for layout in layouts]
 _COMPANIONS = tuple({suffix for row in _ROWS for suffix in (row.scales, row.tensor_scale, row.input_scale) if suffix})
 
@@ -122,10 +124,12 @@ def inspect_checkpoint(
     Faults: files that contradict themselves, what a config says and nothing here follows, block scales that are NaN,
     negative, or zero over codes that are not, values that are NaN or Inf, an input scale that is missing, not finite and
     positive, or of inputs too large or small to be any, weights whose rms is implausible (and would not be in the other
-    direction of the tensor scale), tensors that belong to no weight, plain tensors of integers for floats; layers, experts
-    and quantized modules that the config promises and the files lack; of known model types norms, routers and projections
-    that a layer lacks, and shapes that are not the config's. Warnings: gate and up with different scales, weights that are
-    all zero or end in a short block, weights not quantized in blocks, a quantized KV cache, a file that is not read.
+    direction of the tensor scale), tensors that belong to no weight, plain tensors of integers or float64 for floats;
+    layers, experts and quantized modules that the config promises and the files lack, layers and experts beyond those
+    that it counts, experts of a layer in several formats; of known model types norms, routers and projections that a
+    layer lacks, and shapes that are not the config's. Warnings: gate and up with different scales, weights that are all
+    zero or end in a short block, experts quantized in part, weights not quantized in blocks, a quantized KV cache, a file
+    that is not read.
     `dialect`: as for `load_checkpoint`. `on_progress("tensors", done, all)` is called as work proceeds. Memory holds one
     tensor at a time. Raises ValueError for a path that is no checkpoint, and for a file that is broken or cut off
     (`UnreadableError`).
@@ -166,7 +170,9 @@ def inspect_checkpoint(
         experts |= {weight.tensor.shape[0]} if weight.tensor.ndim == 3 else set()
         scales[name] = {"tensor scale": weight.tensor.tensor_scale, "input scale": weight.input_scale}
     findings += [*_gate_up(scales), *_unknown(checkpoint, broken), *promised(checkpoint), *incomplete(checkpoint)]
-    findings += _misshapen(checkpoint)
+    findings += [*_misshapen(checkpoint), *_mixed(checkpoint)]
+    if not checkpoint.shards.entries:
+        findings.append(Finding("fault", "files", str(path), "there is no tensor in them"))
     known = {finding.name for finding in findings}
     findings += [finding for finding in _lacking(checkpoint) if finding.name not in known]
     layers = {match[0] for name in checkpoint if (match := _LAYER.search(name))}
@@ -236,9 +242,9 @@ def _input_findings(weight: QuantizedWeight) -> Iterator[Finding]:
 
 def _plain_findings(name: str, tensor: torch.Tensor, dtype: str) -> Iterator[Finding]:
     """What is wrong with a tensor that is no block-scaled weight: a norm, a router, an embedding."""
+    if dtype in _WIDE and dtype not in _LOADED and name.endswith(("weight", "bias", "sinks")):
+        yield Finding("fault", "dtype", name, f"{dtype}: expected one of {', '.join(_LOADED)}")
     if dtype not in _FLOATS:
-        if dtype in _WIDE and name.endswith(("weight", "bias", "sinks")):
-            yield Finding("fault", "dtype", name, f"{dtype}: expected one of {', '.join(_FLOATS)}")
         return
     odd = not_finite(tensor)
     if odd:
@@ -291,8 +297,10 @@ def _gate_up(scales: Mapping[str, dict[str, torch.Tensor | None]]) -> Iterator[F
 def _unknown(checkpoint: Checkpoint, broken: Iterable[str]) -> Iterator[Finding]:
     """Tensors that look quantized and belong to no weight; of what is broken one finding is enough."""
     entries, reported = checkpoint.shards.entries, {name.rpartition(".")[0] for name in broken}
+    beside = {name.removesuffix(".weight") for name in checkpoint.quantized}
     for name in checkpoint.plain:
-        module, dtype = name.rpartition(".")[0], entries[name].dtype
+        module, _, leaf = name.rpartition(".")
+        dtype = entries[name].dtype
         if module in reported:
             continue
         weight = entries.get(module + ".weight")
@@ -302,6 +310,8 @@ def _unknown(checkpoint: Checkpoint, broken: Iterable[str]) -> Iterator[Finding]
             yield Finding("fault", "unknown tensor", name, f"{dtype} that belongs to no weight")
         elif name.endswith(_COMPANIONS) and not (weight and weight.dtype.startswith("F8")):
             yield Finding("fault", "unknown tensor", name, "a scale that belongs to no weight")
+        elif module in beside and leaf not in _BESIDE:
+            yield Finding("fault", "unknown tensor", name, f"beside a quantized weight: expected {' or '.join(_BESIDE)}")
 
 
 def promised(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -310,7 +320,7 @@ def promised(checkpoint: Checkpoint) -> Iterator[Finding]:
     for name in checkpoint.plain if says.formats or says.layers else ():
         module = name.removesuffix(".weight")
         if entries[name].dtype in _FLOATS and len(entries[name].shape) > 1 and _LINEAR.fullmatch(module):
-            if says.promises(module):
+            if says.leaves(module) is None:
                 yield Finding("fault", "not quantized", name, f"{entries[name].dtype}, which the config says is quantized")
     modules = {name.removesuffix(".weight") for name in checkpoint}
     for module in says.layers:
@@ -336,7 +346,12 @@ def incomplete(checkpoint: Checkpoint) -> Iterator[Finding]:
     total = _counted(config, "num_hidden_layers")
     if layers and total:
         yield from _missing("layer", "*.layers.{}", layers, total)
+    more = total + _counted(config, "num_nextn_predict_layers")
+    if total and str(get(config, "model_type")) in _LAYERS:  # others may have layers of another part
+        yield from _beyond("layer", "*.layers.{}", layers, more)
     total = _counted(config, *_EXPERT_COUNTS)
+    for (where, part), found in experts.items() if total else ():
+        yield from _beyond("expert", f"{where}{{}}{part}", found, total)
     total = total or max((1 + max(found) for found in experts.values()), default=0)
     parts = {part for _, part in experts}
     for where in dict.fromkeys(where for where, _ in experts):
@@ -429,3 +444,30 @@ def _missing(kind: str, pattern: str, found: set[int], total: int) -> Iterator[F
     if lacking:
         first = next(index for index in count() if index not in found)
         yield Finding("fault", "missing", pattern.format(first), f"{lacking} of {total} {kind}s are not there")
+
+
+def _beyond(kind: str, pattern: str, found: set[int], total: int) -> Iterator[Finding]:
+    beyond = [index for index in found if index >= total]
+    if beyond:
+        detail = f"the config counts {total} {kind}s, the first is 0" + (f"; {len(beyond)} are beyond" if beyond[1:] else "")
+        yield Finding("fault", "too many", pattern.format(min(beyond)), detail)
+
+
+def _mixed(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Experts of a layer that no one layer can run: quantized in part, or gates and ups, or downs, in several formats."""
+    found: dict[tuple[str, bool], dict[str, str]] = defaultdict(dict)
+    for name, weight in checkpoint.stored.items():
+        where, _, part = name.removesuffix(".weight").rpartition(".experts.")
+        part = part.rpartition(".")[2]
+        if where and _OF_EXPERTS.keys() & {part, f"{part}.weight"}:
+            format = weight.layout.format if weight else ""
+            found[f"{where}.experts", part in ("down_proj", "w2")].setdefault(format, name)
+    for layer in dict.fromkeys(layer for layer, _ in found):
+        formats = [found.get((layer, down), {}) for down in (False, True)]
+        floats = [each[""] for each in formats if "" in each]
+        if floats and any(format for each in formats for format in each):
+            yield Finding("warning", "quantized in part", layer, f"{floats[0]} is not: expected all of its weights or none")
+        for each in formats:
+            if len(each.keys() - {""}) > 1:
+                detail = ", ".join(f"{format} ({name})" for format, name in each.items() if format)
+                yield Finding("fault", "formats", layer, f"{detail}: expected one for all experts")

@@ -18,7 +18,7 @@ from mxref.packing import to_layout
 _SAME_OR_NONE = {name: (name, None) for name in ("mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3")}
 ACTIVATIONS: dict[str, dict[str, tuple[str | None, ...]]] = {
     "compressed-tensors": {"nvfp4": (None, "nvfp4"), **{name: _SAME_OR_NONE[name] for name in ("mxfp4", "mxfp8_e4m3")}},
-    "modelopt": {"nvfp4": (None, "nvfp4"), "mxfp4": (None,), "mxfp8_e4m3": (None,)},
+    "modelopt": {"nvfp4": (None, "nvfp4"), "mxfp4": (None,), "mxfp8_e4m3": ("mxfp8_e4m3",)},
     "quark": {"nvfp4": (None, "nvfp4"), **_SAME_OR_NONE, "mxfp4": ("mxfp4", None, "mxfp6_e2m3", "mxfp6_e3m2")},
     "gpt-oss": {"mxfp4": (None,)},
     "torchao": {name: (name,) for name in ("mxfp4", "mxfp8_e4m3", "mxfp8_e5m2")},
@@ -138,10 +138,11 @@ def _modelopt(scheme: Scheme, skipped: list[str]) -> tuple[dict, dict]:
     else:
         algorithm = {"mxfp4": "mxfp4", "mxfp8_e4m3": "MXFP8"}[scheme.format]
     block = Scheme("modelopt", scheme.format).layout(stacked=False).block
-    group_size = {"group_size": block.block_size} if scheme.format != "mxfp4" else {}
+    size = {"group_size": block.block_size}
+    group_size = size if scheme.format != "mxfp4" else {}
     config = {"quant_method": "modelopt", "quant_algo": algorithm, "ignore": skipped, "producer": MODELOPT}
-    if scheme.format == "nvfp4":
-        arguments = {"dynamic": False, "num_bits": block.element.bits, "type": "float", **group_size}
+    if scheme.format != "mxfp8_e4m3":  # whose name says it all
+        arguments = {"dynamic": False, "num_bits": block.element.bits, "type": "float", **size}
         group = {"input_activations": arguments if scheme.activations else None, "weights": arguments, "targets": ["Linear"]}
         config["config_groups"] = {"group_0": group}
     settings = {"quant_algo": algorithm, "kv_cache_quant_algo": None, **group_size, "exclude_modules": skipped}

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from mxref.blocks import BlockTensor, dequantize
 from mxref.checkpoints import Checkpoint, CheckpointError, QuantizedWeight, load_checkpoint
-from mxref.checkpoints.checkpoint import usable
-from mxref.checkpoints.dialects import activation_recipe
+from mxref.checkpoints.checkpoint import check_device, usable
+from mxref.checkpoints.dialects import activation_recipe, check_patterns
 from mxref.checkpoints.inspection import promised
 from mxref.elements import FLOAT_DTYPES, check_dtype
 from mxref.formats import check_choice
@@ -127,7 +127,7 @@ def load(
     check_choice("scales", scales, SCALES)
     if dtype is not None:
         check_dtype("dtype", dtype)
-    device = _device(device)
+    ignore, device = check_patterns("ignore", ignore), check_device(device)
     checkpoint = load_checkpoint(path, dialect=dialect, weights_only=True)
     if scales != "stored" and (dequantized or not checkpoint.quantized):
         what = "dequantized=True leaves none" if dequantized else f"{path} has none: nothing in it is quantized"
@@ -171,17 +171,6 @@ def load(
             model.set_submodule(layer.name, _experts(layer, checkpoint, semantics, scales))
     model.name_or_path = str(path)
     return model.eval()
-
-
-def _device(device: str | torch.device) -> torch.device:
-    try:
-        device = torch.device(device)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as failure:
-        raise ValueError(f"device={str(device)!r}: {str(failure).splitlines()[0]}") from None
-    if device.type == "meta":
-        raise ValueError("device='meta': expected a device that holds values")
-    return device
 
 
 def _refuse(path: str | os.PathLike, names: Iterable[str], what: str) -> None:
@@ -228,8 +217,15 @@ def _no_model(path: Path, failure: Exception) -> ValueError:
 
 
 def config_dtype(name: str, config: Any) -> torch.dtype | None:
-    """The dtype that the config of `name` says, if it is one that a model can be run in; raises ValueError if not."""
-    dtype = config.get_text_config().dtype or config.dtype
+    """The dtype that the config of `name` says, if it is one that a model can be run in; raises ValueError if not.
+
+    Where the config of its language model is no object that is a `CheckpointError`.
+    """
+    text = config.get_text_config()
+    if not hasattr(text, "dtype"):
+        given = f"{type(text).__name__} {text!r}"
+        raise CheckpointError(f"{name}: config.json gives {given} as the config of the language model: expected an object")
+    dtype = text.dtype or config.dtype
     if dtype is not None:
         check_runs(f"{name}: config.json says dtype", dtype)
     return dtype
@@ -421,6 +417,7 @@ def _experts(layer: _Layer, checkpoint: Checkpoint, semantics: str, scales: str)
         tensors = {part: found[part].pop(None).concatenated().tensor for part in expected}
     else:
         tensors = {part: _stack(layer.name, [found[part].pop(index).tensor for index in indices]) for part in expected}
+    _check_formats(layer.name, (tensors[part] for part in ("gate", "up") if part in tensors))
     w13 = stack_rows(tensors["gate"], tensors["up"]) if "gate" in tensors else tensors["gate_up" if own.has_gate else "up"]
     w13 = gate_scale_for_both(w13) if scales == "vllm" else w13
     bias13 = bias2 = None
@@ -443,10 +440,14 @@ def _experts(layer: _Layer, checkpoint: Checkpoint, semantics: str, scales: str)
 
 
 def _stack(name: str, matrices: list[BlockTensor]) -> BlockTensor:
-    formats = {matrix.format.name for matrix in matrices}
+    _check_formats(name, matrices)
+    return stack_matrices(matrices)
+
+
+def _check_formats(name: str, tensors: Iterable[BlockTensor]) -> None:
+    formats = {tensor.format.name for tensor in tensors}
     if len(formats) > 1:
         raise CheckpointError(f"{name}: its experts have the formats {', '.join(sorted(formats))}: expected one")
-    return stack_matrices(matrices)
 
 
 def _input_scales(
