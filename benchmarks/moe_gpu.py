@@ -40,6 +40,7 @@ from mxref.recipes import resolve_recipe
 TOKENS = (1, 4, 16, 64, 256, 1024, 4096)
 ROUTINGS, SETS = 12, 3  # that are rotated: the weights that are met are more than a cache holds
 CACHE_BYTES = 256 << 20
+AnyTiling = kernels.Tiling | kernels.FragmentTiling | ChainTiling
 FEW_SHAPES = (
     (32, 1, 4), (64, 1, 1), (64, 1, 2), (64, 1, 3), (64, 2, 2), (128, 1, 1), (128, 1, 3), (128, 2, 1), (128, 2, 2),
     (128, 2, 3), (128, 4, 1), (128, 4, 2), (128, 4, 3), (256, 2, 2), (256, 4, 1), (256, 4, 2), (256, 4, 3), (256, 8, 2),
@@ -49,6 +50,10 @@ MANY_SHAPES = (
     (64, 16, 4, 3), (64, 32, 4, 3), (64, 64, 4, 3), (128, 16, 4, 3), (128, 32, 4, 3), (128, 64, 4, 3), (128, 64, 4, 4),
     (128, 64, 8, 3), (128, 128, 8, 3), (64, 32, 4, 5), (128, 32, 4, 5),
 )  # fmt: skip  # rows, slots, warps, stages
+FRAGMENT_SHAPES = (
+    (2, 8, 16, 2, 128), (2, 8, 16, 4, None), (4, 8, 8, 2, None), (4, 8, 8, 2, 96), (4, 8, 16, 2, 128), (4, 16, 8, 2, 128),
+    (4, 16, 16, 2, 128), (4, 32, 8, 2, 128), (4, 64, 8, 2, 128),
+)  # fmt: skip  # warps, slots, blocks, stages, registers
 CHAIN_SHAPES = ((16, 1, 1, 8), (32, 1, 1, 4), (64, 1, 1, 2), (32, 1, 4, 4), (64, 1, 4, 2))  # rows, repeats, slots, blocks
 
 
@@ -124,7 +129,7 @@ def make_routing(model: Model, tokens: int, seed: int) -> Routed:
     return Routed(x, ids, weights / weights.sum(-1, keepdim=True))
 
 
-def ours(model: Model, given: Layer, routed: Routed, tiling: kernels.Tiling | ChainTiling | None = None) -> torch.Tensor:
+def ours(model: Model, given: Layer, routed: Routed, tiling: AnyTiling | None = None) -> torch.Tensor:
     """Our layer, past the checks of its arguments. `tiling`: of both products; None: chosen."""
     if model.act_format is None:
         return kernels.run_chains(
@@ -280,10 +285,13 @@ def measure(model: Model, tokens: int, layers: list[Layer], routings: list[Route
         yield row
 
 
-def tilings(model: Model, tokens: int) -> Iterator[kernels.Tiling | ChainTiling]:
+def tilings(model: Model, tokens: int) -> Iterator[AnyTiling]:
     """What `--quick` tries."""
     if model.act_format is None:
         yield from (ChainTiling(*shape) for shape in CHAIN_SHAPES)
+        return
+    if kernels.in_fragments(_one_layer(model).w13, block_format(model.act_format)):
+        yield from (kernels.FragmentTiling(*shape) for shape in FRAGMENT_SHAPES)
         return
     size = min(block_format(model.format).block_size, block_format(model.act_format).block_size)
     average = tokens * model.top_k / model.experts
@@ -296,7 +304,7 @@ def tilings(model: Model, tokens: int) -> Iterator[kernels.Tiling | ChainTiling]
             yield kernels.Tiling(rows, slots, 1, warps, stages)
 
 
-def compile_one(task: tuple[Model, int, kernels.Tiling | ChainTiling | None]) -> None:
+def compile_one(task: tuple[Model, int, AnyTiling | None]) -> None:
     """Run one tiling once, so that its kernels lie in Triton's cache."""
     model, tokens, tiling = task
     with contextlib.suppress(Exception):
@@ -318,7 +326,7 @@ def sweep(model: Model, tokens: int, layers: list[Layer], routings: list[Routed]
             runs = [partial(ours, model, layers[i % len(layers)], r, tiling) for i, r in enumerate(routings)]
             row["same_bits"] = torch.equal(runs[0]().view(torch.int16), reference.view(torch.int16))
             times = per_kernel(runs[1])
-            row["products_us"] = [us for name, us in times.items() if "product" in name]
+            row["products_us"] = [us for name, us in times.items() if "product" in name or "fragment" in name]
             row["ms"] = round(replayed_ms(runs, 3), 4)
         except Exception as failure:
             row["failed"] = f"{type(failure).__name__}: {failure}".splitlines()[0][:200]

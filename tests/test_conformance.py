@@ -318,6 +318,8 @@ def test_arguments_lie_in_poison():
     whole = torch.empty(0, dtype=x.dtype).set_(moved.untyped_storage())
     assert whole.isnan().sum() == len(whole) - 15 and len(whole) >= 15 + 128
     assert mxref.comparison.difference(q_moved, q) is None and q_moved.packed.stride() == q.packed.stride()
+    expanded = runner.to_device(torch.tensor([3.0, 4.0])[1:].expand(5, 6, 1), "cpu")
+    assert expanded.stride() == (0, 0, 1) and torch.equal(expanded, torch.full((5, 6, 1), 4.0))
     for part, values in ((q_moved.packed, 2 * 20), (q_moved.scales, 2 * 2), (ids, 2 * 8)):
         memory = torch.empty(0, dtype=torch.uint8).set_(part.untyped_storage())
         assert (memory == 0xAB).sum() >= len(memory) - values and len(memory) > values

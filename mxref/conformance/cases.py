@@ -564,10 +564,13 @@ def _moe_experts() -> Iterator[Case]:
     ids, weights = mxref.route(inputs.spread_normal(33, 6, seed=20), 2)
     x = inputs.spread_normal(33, 96, seed=21, dtype=torch.bfloat16)
 
-    def case(label: str, w13, w2, act_format, x=x, ids=ids, weights=weights, level=1, **options) -> Case:
+    def any_case(label: str, w13, w2, act_format, x=x, ids=ids, weights=weights, level=1, suffix="", **options) -> Case:
         formats = w13.format.name if act_format == w13.format.name else f"{w13.format.name} {act_format}"
         arguments = _call(x, w13, w2, ids, weights, act_format=act_format, **options)
-        return Case("moe_experts", f"{w13.format.name}-{act_format}-{label}", formats, _short(x.dtype), arguments, level)
+        name = f"{w13.format.name}-{act_format}-{label}{suffix}"
+        return Case("moe_experts", name, formats, _short(x.dtype), arguments, level)
+
+    case = any_case
 
     for format in mxref.BLOCK_FORMATS:
         w13, w2 = _weights(format, 160, 96, 22), _weights(format, 96, 80, 23)
@@ -579,10 +582,20 @@ def _moe_experts() -> Iterator[Case]:
     pairs = [("mxfp4", a) for a in ("mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3", "mxint8", "nvfp4")]
     for format, act_format in (*pairs, ("nvfp4", "mxfp4"), ("mxfp6_e3m2", "mxfp8_e4m3"), ("mxfp8_e4m3", "mxfp4")):
         yield case("silu", _weights(format, 160, 96, 22), _weights(format, 96, 80, 23), act_format, **small)
-    for format, plain in product(("nvfp4", "mxfp4"), (False, True)):
-        act_format = None if plain else format
-        w13, w2 = _weights(format, 160, 96, 22), _weights(format, 96, 80, 23)
-        biases = {"bias13": inputs.spread_normal(6, 160, seed=32), "bias2": inputs.spread_normal(6, 96, seed=33).bfloat16()}
+    rows_of = {96: few, 128: inputs.spread_normal(6, 128, seed=21, dtype=torch.bfloat16)}
+    in_64s = partial(any_case, suffix="-whole", level=2)  # rows of whole runs of 64 elements
+    layers = (
+        ("nvfp4", "nvfp4", 128, 64, in_64s),
+        *((f, a, 96, 80, any_case) for f in ("nvfp4", "mxfp4") for a in (f, None)),
+    )
+    for format, act_format, hidden, width, case in layers:
+        few = rows_of[hidden]
+        small = {"x": few, "ids": few_ids, "weights": few_weights}
+        w13, w2 = _weights(format, 2 * width, hidden, 22), _weights(format, hidden, width, 23)
+        biases = {
+            "bias13": inputs.spread_normal(6, 2 * width, seed=32),
+            "bias2": inputs.spread_normal(6, hidden, seed=33).bfloat16(),
+        }
         oai = {"activation": "swiglu_oai", "gate_up": "interleaved"}
         yield case("interleaved_biases", w13, w2, act_format, **small, **biases, **oai)
         yield case("biases_terms", w13, w2, act_format, **small, **biases, combine=False)
@@ -602,25 +615,29 @@ def _moe_experts() -> Iterator[Case]:
         yield case("empty", w13, w2, act_format, **nothing)
         tails = _weights(format, 90, 77, 34), _weights(format, 77, 45, 35)
         yield case("tails", *tails, act_format, few[:, :77], few_ids, few_weights)
-        rounding = _of_many_magnitudes(6, 320, 96, seed=39), _of_many_magnitudes(6, 96, 160, seed=40)
+        rounding = _of_many_magnitudes(6, 4 * width, hidden, seed=39), _of_many_magnitudes(6, hidden, 2 * width, seed=40)
         rounding = [mxref.quantize(weight, format) for weight in rounding]
-        wide = {"x": _of_many_magnitudes(6, 96, seed=41), "ids": (few_ids[:, :1] + torch.arange(4)) % 6}
+        wide = {"x": _of_many_magnitudes(6, hidden, seed=41), "ids": (few_ids[:, :1] + torch.arange(4)) % 6}
         wide |= {"weights": few_weights[:, :1] * torch.tensor([0.3, 0.25, 7.0, 1.1])}
         yield case("every_addition_rounds", *rounding, act_format, **wide)
         wide = {name: given[:3] for name, given in wide.items()}
         yield case("every_addition_rounds-few", *rounding, act_format, **wide)
-        relu = _weights(format, 80, 96, 36)
+        relu = _weights(format, width, hidden, 36)
         for layout in ("concatenated", "interleaved"):  # of a single gate: no difference
             label, options = f"relu2-{layout}", {"activation": "relu2", "gate_up": layout}
             yield case(label, relu, w2, act_format, few.float(), few_ids, few_weights, **options)
         strided = w13[torch.arange(12) // 2][::2], w2, act_format, inputs.in_poison(few)
         yield case("strided", *strided, few_ids.int(), few_weights)
         worst_ids = torch.arange(9)[:, None] * torch.tensor([1, 5, 7]) % 6
-        worst = {"x": _worst_rows(96), "ids": torch.cat([worst_ids, worst_ids + 1], 1) % 6, "weights": torch.ones(9, 6)}
-        yield case("worst", _worst_weights(format, 160, 96), _weights(format, 96, 80, 41), act_format, **worst)
-        yield case("worst_second", w13, _worst_weights(format, 96, 80), act_format, **worst, combine=False)
+        worst = {"x": _worst_rows(hidden), "ids": torch.cat([worst_ids, worst_ids + 1], 1) % 6, "weights": torch.ones(9, 6)}
+        yield case(
+            "worst", _worst_weights(format, 2 * width, hidden), _weights(format, hidden, width, 41), act_format, **worst
+        )
+        yield case("worst_second", w13, _worst_weights(format, hidden, width), act_format, **worst, combine=False)
         once = {name: given if name == "x" else given[:, :1] for name, given in worst.items()}
-        yield case("worst-few", _worst_weights(format, 160, 96), _weights(format, 96, 80, 41), act_format, **once)
+        yield case(
+            "worst-few", _worst_weights(format, 2 * width, hidden), _weights(format, hidden, width, 41), act_format, **once
+        )
     for format, act_format in product(mxref.BLOCK_FORMATS, mxref.BLOCK_FORMATS):
         if format != act_format or format not in ("mxfp4", "nvfp4"):
             yield case("worst", _worst_weights(format, 160, 96), _worst_weights(format, 96, 80), act_format, **worst)
@@ -634,13 +651,16 @@ def _moe_experts() -> Iterator[Case]:
                 one["ids"] = torch.arange(len(x))[:, None]
                 yield case(f"{label}-few", w13, w2, act_format, **one, act_tensor_scales=scales, combine=False, level=2)
     each = torch.tensor([0.01, 0.02, 0.5, 1.0, 0.3, 0.07])
-    w13, w2 = (
-        _weights("nvfp4", 160, 96, 22, None, torch.stack([each, each * 3], 1)),
-        _weights("nvfp4", 96, 80, 23, None, each),
-    )
-    yield case("gate_up_scales", w13, w2, "nvfp4", **small, act_tensor_scales=(torch.tensor(0.02), torch.tensor(0.5)))
+    for hidden, width, case in ((128, 64, in_64s), (96, 80, any_case)):
+        few = rows_of[hidden]
+        small = {"x": few, "ids": few_ids, "weights": few_weights}
+        w13, w2 = (
+            _weights("nvfp4", 2 * width, hidden, 22, None, torch.stack([each, each * 3], 1)),
+            _weights("nvfp4", hidden, width, 23, None, each),
+        )
+        yield case("gate_up_scales", w13, w2, "nvfp4", **small, act_tensor_scales=(torch.tensor(0.02), torch.tensor(0.5)))
+        yield case("scale_an_expert", w13, w2, "nvfp4", **small, act_tensor_scales=(each, each * 5))
     yield case("gate_up_scales", w13, w2, None, **small)
-    yield case("scale_an_expert", w13, w2, "nvfp4", **small, act_tensor_scales=(each, each * 5))
     strided = each[:, None].expand(6, 2)[:, 1], each[:1].expand(6)
     yield case("scale_an_expert-strided", w13, w2, "nvfp4", **small, act_tensor_scales=strided)
     w13, w2 = _weights("nvfp4", 160, 96, 22, "nvidia_16x16"), _weights("nvfp4", 96, 80, 23, "vllm_torch")

@@ -290,7 +290,10 @@ def to_device(value: Any, device: str) -> Any:
         extent = 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride())) if x.numel() else 0
         start = FRAME + x.storage_offset() % FRAME
         memory = inputs.poison(start + extent + FRAME, x.dtype, device)
-        return memory.as_strided(x.shape, x.stride(), start).copy_(x)
+        moved = memory.as_strided(x.shape, x.stride(), start)
+        once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in x.stride())  # of what is expanded
+        moved[once].copy_(x[once])
+        return moved
 
     return _each_tensor(value, move)
 
