@@ -480,6 +480,7 @@ def test_stacks_whose_dialect_or_order_is_not_known_are_refused(tmp_path):
         convert_checkpoint(path, tmp_path / "out", to="compressed-tensors")
     name = "model.layers.1.mlp.experts.gate_up_proj"
     path = copy(BASE, tmp_path / "b", lambda t: t.update({name: torch.zeros(2, 128, 64)}))
+    (path / "config.json").write_text(json.dumps(config(path) | {"num_hidden_layers": 2}))
     with pytest.raises(ValueError, match="a pattern of ignore= leaves it as it is"):
         convert_checkpoint(path, tmp_path / "out", to="quark", format="mxfp4")
     convert_checkpoint(path, tmp_path / "out", to="quark", format="mxfp4", ignore=[name])
