@@ -1,8 +1,11 @@
 """Expert layers in Triton: nothing but a token's own row, its experts and its weights decides its bits."""
 
+import numpy as np
 import pytest
 import torch
 from kernel_scripts import DEVICES, says_the_same
+from oracles import ptx
+from oracles.elements import ELEMENTS, decode
 
 import mxref
 
@@ -121,3 +124,53 @@ def test_a_graph_holds_the_layer(options):
     x.copy_(x.flip(0).clone())
     graph.replay()
     assert torch.equal(out, moe_experts(x, w13, w2, ids, weights, **options))
+
+
+def _as_float16(halves: list[np.ndarray]) -> np.ndarray:
+    return np.stack([half.astype(np.uint16).view(np.float16) for half in halves], -1).astype(np.float64)
+
+
+@pytest.mark.parametrize("byte", range(4))
+def test_fragments_decode_every_pair_of_codes_with_every_scale(byte):
+    """All bytes of two codes, in either half of a word, times all E4M3 scales that are numbers: exactly, and signs of zeros."""
+    pytest.importorskip("triton")
+    from accel.triton import _experts, _fragments
+
+    codes = np.arange(256, dtype=np.uint32)
+    words = codes | (codes ^ 0x5A) << 8 | (255 - codes) << 16 | (codes ^ 0xC3) << 24
+    scales = np.arange(127, dtype=np.uint32)  # 127 is NaN, looked for apart
+    words, scales = (part.ravel() for part in np.meshgrid(words.astype(np.uint32), scales))
+    four = scales << np.uint32(8 * byte) | (scales ^ np.uint32(1)) << np.uint32(8 * (byte ^ 1))
+    (pair,) = ptx.run(_fragments.PAIRED_SCALES.value[byte // 2], 1, [four, np.full_like(four, 0x78007800)])
+    found = _as_float16(ptx.run(_fragments.DECODED.value[byte % 2], 8, [words, pair, pair]))
+    places = [0, 2, 1, 3, 4, 6, 5, 7]  # of four bits of a word
+    values = np.array([float(decode(code, ELEMENTS["e2m1"])) for code in range(16)])
+    expected = values[words[:, None] >> (4 * np.array(places, np.uint32)) & 15]
+    expected = expected * np.array([float(decode(s, ELEMENTS["e4m3"])) for s in range(127)])[scales][:, None]
+    exact = found * float(_experts.HALF_SHIFT.value)
+    assert np.array_equal(exact, expected) and np.array_equal(np.signbit(exact), np.signbit(expected))
+
+
+def test_rows_for_fragments_lie_where_their_weights_are_decoded():
+    """Element 4 t + q of block b of a pair lies at 8 t + 4 b + the place of q among 0, 2, 1, 3."""
+    says_the_same(PLACES, "cpu")
+
+
+PLACES = """
+import torch, mxref
+from accel.triton import moe_experts as kernels
+from mxref.conformance import inputs
+from mxref.recipes import resolve_recipe
+
+format = mxref.BLOCK_FORMATS["nvfp4"]
+weight = mxref.quantize(inputs.spread_normal(2, 16, 256, seed=1), format)
+x, ids = inputs.spread_normal(3, 256, seed=2), torch.zeros(3, 1, dtype=torch.int64)
+rows = [
+    kernels.quantize_rows(x, 3, 256, format, resolve_recipe(None, format), "per_row", weight, places, ids, 2, 1).values[0]
+    for places in ("plain", "fragments")
+]
+for k in range(256):
+    pair, block, t, q = k // 32, k // 16 % 2, k // 4 % 4, k % 4
+    assert torch.equal(rows[1][:, 32 * pair + 8 * t + 4 * block + [0, 2, 1, 3].index(q)], rows[0][:, k]), k
+print("the same")
+"""

@@ -238,7 +238,7 @@ def evaluation_on_gpus() -> str:
         header = ("weights", "activations", "bits/byte", "on the CPU", "experts have the reference's bits")
         of = f"{len(data['expert_layers'])} calls of layers of experts, {data['scored_tokens']:,} tokens of the same text"
         why = (
-            "Attention, norms and head are torch's on both and differ in their last bits, which quantized activations magnify; "
+            "Attention, norms and head are torch's on both and differ in their last bits, which quantization magnifies; "
             "what a layer of experts was given on the GPU, the reference on the CPU was given too."
         )
         parts.append(f"On {data['device']}, {of}. {why}\n\n{table(header, rows, 'llrrl')}\n\n{source(path.stem)}")
