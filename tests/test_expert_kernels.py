@@ -132,7 +132,7 @@ def _as_float16(halves: list[np.ndarray]) -> np.ndarray:
 
 @pytest.mark.parametrize("byte", range(4))
 def test_fragments_decode_every_pair_of_codes_with_every_scale(byte):
-    """All bytes of two codes, in either half of a word, times all E4M3 scales that are numbers: exactly, and signs of zeros."""
+    """All bytes of two codes, in either half of a word, times all E4M3 scales that are numbers: exactly, signs too."""
     pytest.importorskip("triton")
     from accel.triton import _experts, _fragments
 
