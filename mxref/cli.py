@@ -364,7 +364,7 @@ def evaluate_command(
         asked["activations"] = ["none"]
     elif activations is not None:
         asked["activations"] = _names(activations)
-    computing = mxref.use(*_chosen(backend), check=check)
+    computing = contextlib.nullcontext() if backend is None else mxref.use(*_chosen(backend), check=check)
     with _usage_errors():
         _keep({"--json": json_file, "--csv": csv_file, "--plot": plot_file}, model, against, text, tokenizer, ids)
     known = formats is None or set(_names(formats)) <= {*BLOCK_FORMATS}
@@ -953,7 +953,8 @@ def inspect_command(
 ) -> None:
     """What a checkpoint of block-scaled weights is, and what is wrong with it.
 
-    A fault makes results wrong or loading fail; a warning is what a checkpoint may be and many readers get wrong.
+    A fault makes results wrong or loading fail; a warning is what a checkpoint may be and many readers get wrong. Floats
+    whose names no model of the architecture has are found by loading it, not here.
 
     Exit code 0: no fault, warnings or not. 1: at least one fault. 2: PATH is no checkpoint or
     cannot be read, or its dialect is not known.

@@ -113,7 +113,11 @@ class _Selection:
 
 def _from_environment() -> _Selection:
     names = os.environ.get("MXREF_BACKENDS", "").replace(",", " ").split()
-    return _Selection(tuple(names), check=os.environ.get("MXREF_CHECK", "0") not in ("", "0"))
+    return _Selection(tuple(names), check=_environment_checks())
+
+
+def _environment_checks() -> bool:
+    return os.environ.get("MXREF_CHECK", "0") not in ("", "0")
 
 
 call_in_graph: Callable[[str, tuple, dict], Any] | None = None  # how a traced or mapped call is made: mxref.compiled
@@ -172,15 +176,15 @@ def use(*backends: str, strict: bool = False, check: bool = False) -> Iterator[N
     """Within the `with` block ops go to the kernels of `backends`, the first that takes a call; with none, to the reference.
 
     `strict`: raise RuntimeError with every reason where no kernel takes a call, instead of running the reference.
-    `check`: run the reference too and raise AssertionError at the first differing bit. Raises ValueError for a backend
-    that no installed package offers, RuntimeError for one whose entry points cannot be kernels'.
+    `check`, or MXREF_CHECK=1: run the reference too and raise AssertionError at the first differing bit. Raises ValueError
+    for a backend that no installed package offers, RuntimeError for one whose entry points cannot be kernels'.
 
     >>> with use():
     ...     pass
     """
     for backend in backends:
         _check_backend(backend)
-    token = _SELECTION.set(_Selection(backends, strict, check))
+    token = _SELECTION.set(_Selection(backends, strict, check or _environment_checks()))
     try:
         yield
     finally:

@@ -130,7 +130,7 @@ def test_a_refusal_is_logged_once_and_raised_under_strict(install, caplog):
         mxref.functions.exp(torch.ones(2).half())
 
 
-def test_check_finds_the_first_differing_bit(install):
+def test_check_finds_the_first_differing_bit(install, monkeypatch):
     install("exp.fake = fake_kernels:EXP", "exp.wrong = fake_kernels:WRONG")
     x = torch.tensor([0.0, 1.0])
     with mxref.use("fake", check=True):
@@ -142,6 +142,9 @@ def test_check_finds_the_first_differing_bit(install):
         mxref.functions.exp(x)
     with mxref.use("wrong"):
         assert mxref.functions.exp(x)[0] < 1
+    monkeypatch.setenv("MXREF_CHECK", "1")
+    with mxref.use("wrong"), pytest.raises(AssertionError, match=r"exp.wrong"):
+        mxref.functions.exp(x)
 
 
 def test_gradients_are_the_references(install):
