@@ -4,6 +4,7 @@ MXREF_CHECKPOINTS names a directory of whole checkpoints to run the first tests 
 """
 
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -592,6 +593,23 @@ def test_what_does_not_fit_is_refused_by_name(change, config, message, tmp_path)
     with pytest.raises(ValueError, match=message) as refusal:
         load(folder)
     assert "\n" not in str(refusal.value)
+
+
+def test_a_stack_beside_one_experts_matrices_is_stored_twice(tmp_path):
+    biases = put("model.layers.1.mlp.experts.gate_up_proj_bias", lambda _: torch.full((4, 96), 9.0))
+    folder, _ = make(tmp_path / "biases", "gptoss", "nvfp4", change=biases)
+    with pytest.raises(CheckpointError, match=r"_proj.*bias is stored a second time, as .*bias"):
+        load(folder)
+
+    def floats(stored):
+        for name in [name for name in stored if name.endswith(("_packed", "_scale"))]:
+            del stored[name]
+        for expert, part in itertools.product(range(4), ("gate_proj", "up_proj", "w1")):
+            stored[f"model.layers.1.mlp.experts.{expert}.{part}.weight"] = torch.ones(48, 64)
+
+    folder, _ = make(tmp_path / "w1", change=floats, config={"quantization_config": None})
+    with pytest.raises(CheckpointError, match=r"experts\.0\.w1\.weight is stored a second time, as .*gate_proj"):
+        load(folder)
 
 
 def args(**others):

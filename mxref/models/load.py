@@ -48,6 +48,8 @@ _SHOWN = 5  # names in a message
 _RENAMED = ((".block_sparse_moe.", ".mlp."),)  # transformers 5 calls Mixtral's block what others call it
 _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.(weight|bias)")
 _STACK = re.compile(r"(.+\.experts)\.(gate_up_proj|up_proj|down_proj)")
+_STACKED_BIAS = re.compile(r"(.+\.experts)\.(gate_up|down)_proj_bias")
+_ANY = -1  # of the experts
 _PARTS = {"gate_proj": "gate", "w1": "gate", "up_proj": "up", "w3": "up", "down_proj": "down", "w2": "down"}
 
 
@@ -149,8 +151,10 @@ def load(
             continue
         place = functools.reduce(lambda place, renaming: place.replace(*renaming), renamings, name)
         part = _expert_part(place, layers)
-        if places.setdefault(part[1:] + (part[0].name,) if part else place, name) != name:
-            raise CheckpointError(f"{path}: {name} is stored a second time, as {places[place]}")
+        filled, barred = _claims(place, part)
+        if first := next((places[other] for other in barred if other in places), None):
+            raise CheckpointError(f"{path}: {name} is stored a second time, as {first}")
+        places |= dict.fromkeys(filled, name)
         if part is not None:
             _put_in_experts(name, checkpoint[name], *part, device, dequantized)
         elif place in slots:
@@ -293,6 +297,20 @@ def _expert_part(place: str, layers: Mapping[str, _Layer]) -> tuple[_Layer, str,
     if match and match[1] in layers:
         return layers[match[1]], match[2].removesuffix("_proj"), None, "weight"
     return None
+
+
+def _claims(place: str, part: tuple[_Layer, str, int | None, str] | None) -> tuple[list[tuple], list[tuple]]:
+    """What a name at `place` fills, and what may not be filled by then: what an expert has is in no stack of all."""
+    if part is not None:
+        layer, matrix, expert, kind = part[0].name, *part[1:]
+    elif bias := _STACKED_BIAS.fullmatch(place):
+        layer, matrix, expert, kind = bias[1], bias[2], None, "bias"
+    else:
+        return [(place,)], [(place,)]
+    stacks = [(layer, one, kind) for one in (("gate", "up") if matrix == "gate_up" else (matrix,))]
+    if expert is None:
+        return stacks, [*stacks, *((*stack, _ANY) for stack in stacks)]
+    return [(*stacks[0], expert), (*stacks[0], _ANY)], [stacks[0], (*stacks[0], expert)]
 
 
 # putting it there
