@@ -254,13 +254,23 @@ def add_apart(acc, dots):
 @triton.jit
 def add_in_order(acc, dots, BN: tl.constexpr, BM: tl.constexpr, NB: tl.constexpr):
     """acc `[BN, BM]` + dots `[NB, BN, BM]`, one block after the other."""
-    parts = (tl.reshape(tl.permute(dots, (1, 2, 0)), (BN, BM, NB)),)
-    for level in tl.static_range(8):
-        if NB >> level > 1:
-            parts = halves(parts, 1 << level, BN, BM, NB >> (level + 1))
+    parts = units_of(tl.permute(dots, (1, 2, 0)), BN, BM, NB)
     for i in tl.static_range(NB):
-        acc = add_apart(acc, tl.reshape(parts[i], (BN, BM)))
+        acc = add_apart(acc, parts[i])
     return acc
+
+
+@triton.jit
+def units_of(x, BN: tl.constexpr, BM: tl.constexpr, COUNT: tl.constexpr):
+    """The `COUNT` tensors `[BN, BM]` of `[BN, BM, COUNT]`, in order."""
+    parts = (tl.reshape(x, (BN, BM, COUNT)),)
+    for level in tl.static_range(8):
+        if COUNT >> level > 1:
+            parts = halves(parts, 1 << level, BN, BM, COUNT >> (level + 1))
+    found = ()
+    for i in tl.static_range(COUNT):
+        found = found + (tl.reshape(parts[i], (BN, BM)),)
+    return found
 
 
 @triton.jit
@@ -386,9 +396,8 @@ def expert_slots(ids_ptr, place, slots, experts, slot_of, SLOTS: tl.constexpr, B
 @triton.jit
 def finish_slots(
     acc, slot, present, e, row, n, n_size, X_OF_SLOTS: tl.constexpr, x_stored_ptr, w_stored_ptr, bias_ptr, router_ptr,
-    out_ptr, stored_expert, stored_row, bias_expert, UNIT: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
-    X_STORED: tl.constexpr, W_STORED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ROUTER: tl.constexpr, ROUNDED: tl.constexpr,
-    STORED: tl.constexpr,
+    out_ptr, stored_expert, stored_row, bias_expert, UNIT: tl.constexpr, X_STORED: tl.constexpr,
+    W_STORED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ROUTER: tl.constexpr, ROUNDED: tl.constexpr, STORED: tl.constexpr,
 ):  # fmt: skip
     """Sums `[BN, BM]`, in units of `UNIT`, times tensor scales, with bias and router weight, stored as out[slot, n]."""
     alpha = 1.0
@@ -475,7 +484,7 @@ def experts_product_kernel(
                     )  # fmt: skip
             finish_slots(
                 acc, slot, present, e, row, n, n_size, X_OF_SLOTS, x_stored_ptr, w_stored_ptr, bias_ptr, router_ptr, out_ptr,
-                stored_expert, stored_row, bias_expert, HALF_SHIFT if HALF else 1.0, BN, BM, X_STORED, W_STORED, HAS_BIAS,
+                stored_expert, stored_row, bias_expert, HALF_SHIFT if HALF else 1.0, X_STORED, W_STORED, HAS_BIAS,
                 HAS_ROUTER, ROUNDED, STORED,
             )  # fmt: skip
 

@@ -11,14 +11,14 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
-from accel.triton._experts import HALF_SHIFT, add_apart, expert_slots, finish_slots
+from accel.triton._experts import HALF_SHIFT, add_apart, expert_slots, finish_slots, units_of
 
 _PAIRED_SCALES = """{
     prmt.b32 $0, $1, 0, 0x%d4%d4; shr.b32 $0, $0, 1; mul.rn.f16x2 $0, $0, $2;
 }"""
 PAIRED_SCALES = tl.constexpr((_PAIRED_SCALES % (1, 0), _PAIRED_SCALES % (3, 2)))
 _DECODED = """{
-    .reg .b16 low, high, scales;
+    .reg .b16 low, high;
     .reg .b32 even, odd, signs, a, b, c, d, f, g;
     mov.b32 {low, high}, $9; mov.b32 f, {%s, %s}; mov.b32 {low, high}, $10; mov.b32 g, {%s, %s};
     shl.b32 even, $8, 1; and.b32 even, even, 0x0e0e0e0e; shl.b32 signs, $8, 4; and.b32 signs, signs, 0x80808080;
@@ -75,29 +75,6 @@ def decoded(words, low_scales, high_scales, SECOND: gl.constexpr):
         DECODED[SECOND], "=h,=h,=h,=h,=h,=h,=h,=h,r,r,r", [words, low_scales, high_scales], is_pure=True, pack=1,
         dtype=(gl.float16, gl.float16, gl.float16, gl.float16, gl.float16, gl.float16, gl.float16, gl.float16),
     )  # fmt: skip
-
-
-@gluon.jit
-def halves_of_last(parts, COUNT: gl.constexpr, A: gl.constexpr, B: gl.constexpr, SIZE: gl.constexpr):
-    """Each of `COUNT` tensors `[A, B, 2 * SIZE]` as its two halves along the last axis, in order."""
-    out = ()
-    for i in gl.static_range(COUNT):
-        first, second = gl.split(parts[i].reshape([A, B, 2, SIZE]).permute((0, 1, 3, 2)))
-        out = out + (first, second)
-    return out
-
-
-@gluon.jit
-def units_of(x, A: gl.constexpr, B: gl.constexpr, COUNT: gl.constexpr):
-    """The `COUNT` tensors `[A, B]` of `[A, B, COUNT]`."""
-    parts = (x,)
-    for level in gl.static_range(6):
-        if COUNT >> level > 1:
-            parts = halves_of_last(parts, 1 << level, A, B, COUNT >> (level + 1))
-    found = ()
-    for i in gl.static_range(COUNT):
-        found = found + (parts[i].reshape([A, B]),)
-    return found
 
 
 @gluon.jit
@@ -237,6 +214,6 @@ def experts_fragment_kernel(
             rows = n + gl.arange(0, ROWS, gl.SliceLayout(1, mma))
             finish_slots(
                 acc, slot, present, e, gl.minimum(rows, n_size - 1).to(gl.int64), rows, n_size, X_OF_SLOTS, x_stored_ptr,
-                w_stored_ptr, bias_ptr, router_ptr, out_ptr, stored_expert, stored_row, bias_expert, HALF_SHIFT, ROWS, BM,
+                w_stored_ptr, bias_ptr, router_ptr, out_ptr, stored_expert, stored_row, bias_expert, HALF_SHIFT,
                 X_STORED, W_STORED, HAS_BIAS, HAS_ROUTER, ROUNDED, STORED,
             )  # fmt: skip

@@ -376,7 +376,6 @@ def multiply(
     packed, scales = last_contiguous(weight.packed), last_contiguous(weight.scales)
     stored = None if weight.tensor_scale is None else weight.tensor_scale.expand(experts, n_size, 1)
     bias = None if bias is None else memory(bias.detach().resolve_neg().contiguous())
-    element, block = element_constants(format.element), scale_constants(format)
     places = min(slots, experts) if few else len(tiles)
     stored_strides = (0, 0) if stored is None else (stored.stride(0), stored.stride(1))
     common = {
@@ -401,6 +400,7 @@ def multiply(
             WARPS=tiling.warps, num_warps=tiling.warps, maxnreg=tiling.registers, enable_fp_fusion=False,
         )  # fmt: skip
         return
+    element, block = element_constants(format.element), scale_constants(format)
     words = paired(weight)
     packed = packed.view(torch.int32) if words else packed
     weight_strides = packed.stride(0), packed.stride(1), scales.stride(0), scales.stride(1)

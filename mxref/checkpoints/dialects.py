@@ -122,6 +122,9 @@ class Patterns:
     """Entries of an ignore or target list, made ready once for many names. Raises ValueError for a broken expression.
 
     An entry means a module by name, wildcard or `re:`, or as a parent.
+
+    >>> Patterns(["re:.*head", "model.layers.*.self_attn"]).find("model.layers.3.self_attn.q_proj")
+    ['model.layers.*.self_attn']
     """
 
     def __init__(self, entries: Iterable[str]):
@@ -219,15 +222,6 @@ class Declared:
 def _rank(target: str) -> int:
     """Which targets of groups go before others: names, then expressions, then classes of modules."""
     return 2 if _CLASS.fullmatch(target) else int(target.startswith("re:"))
-
-
-def matches(pattern: str, module: str) -> bool:
-    """Whether an entry of an ignore or target list means `module`: by name, wildcard or `re:`, or as a parent.
-
-    >>> matches("re:.*head", "lm_head"), matches("model.layers.*.self_attn", "model.layers.3.self_attn.q_proj")
-    (True, True)
-    """
-    return bool(Patterns([pattern]).find(module))
 
 
 def check_patterns(argument: str, patterns: Sequence[str]) -> tuple[str, ...]:

@@ -7,13 +7,14 @@ apart or matrices stacked. What is read together is a job: a matrix, those that 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 
 import torch
 
 from mxref.blocks import BlockTensor, dequantize
 from mxref.checkpoints.checkpoint import Checkpoint, QuantizedWeight, StoredWeight, usable
-from mxref.checkpoints.dialects import FUSED, Declared, Layout, activation_recipe, matches
+from mxref.checkpoints.dialects import FUSED, Declared, Layout, Patterns, activation_recipe
 from mxref.checkpoints.files import CheckpointError, Output, get, language_config
 from mxref.checkpoints.recode import (
     Change,
@@ -95,6 +96,14 @@ class Plan:
     recipe: Recipe | None
     stacks: bool
     notes: list[str] = field(default_factory=list)
+
+    @cached_property
+    def _ignored(self) -> Patterns:
+        return Patterns(self.wish.ignore)
+
+    @cached_property
+    def _included(self) -> Patterns:
+        return Patterns(self.wish.include)
 
     @property
     def is_same(self) -> bool:
@@ -191,7 +200,7 @@ class Plan:
     def _is_quantized(self, name: str) -> bool:
         """Whether a tensor of a model in floats is to be quantized; a note, if its name alone says so."""
         entry, module = self.checkpoint.shards.entries[name], name.removesuffix(".weight")
-        if self.checkpoint.quantized or _first_match(self.wish.ignore, module) is not None:
+        if self.checkpoint.quantized or self._ignored.find(module):
             return False
         if len(entry.shape) == 3 and _STACK.fullmatch(name) and 0 not in entry.shape:
             if self.model not in STACKING_MODELS:
@@ -200,14 +209,14 @@ class Plan:
                     f"known (of {', '.join(STACKING_MODELS)} it is): a pattern of ignore= leaves it as it is"
                 )
             return True
-        included = None if module == name else _first_match(self.wish.include, module)
-        if included is None and not LINEAR.fullmatch(module):
+        included = [] if module == name else self._included.find(module)
+        if not included and not LINEAR.fullmatch(module):
             return False
         if len(entry.shape) != 2 or 0 in entry.shape or module == name:
             self.notes.append(f"{name} {list(entry.shape)} is no weight of a linear, [out, in], and stays as it is")
             return False
-        if included is not None:
-            self._check_included(included, name)
+        if included:
+            self._check_included(included[0], name)
         return self._holds_matrices
 
     def _check_included(self, pattern: str, name: str) -> None:
@@ -236,10 +245,10 @@ class Plan:
         for found in layers.values():
             if len(found) == 2:
                 left, taken = found[True], found[False]
-                ignored = _first_match(self.wish.ignore, left.removesuffix(".weight"))
-                included = _first_match(self.wish.include, taken.removesuffix(".weight"))
-                why = "" if included is None else f"include={included!r}: "
-                why = why if ignored is None else f"ignore={ignored!r}: "
+                ignored = self._ignored.find(left.removesuffix(".weight"))
+                included = self._included.find(taken.removesuffix(".weight"))
+                why = f"include={included[0]!r}: " if included else ""
+                why = f"ignore={ignored[0]!r}: " if ignored else why
                 raise ValueError(
                     f"{why}{left} stays as it is and {taken} beside it is to be quantized: expected all matrices of a "
                     "layer's experts, or none"
@@ -456,10 +465,6 @@ class Plan:
         return Part(bias.module, bias.source.removesuffix("_bias"), bias.shape, bias.expert, bias.half)
 
 
-def _first_match(patterns: Sequence[str], module: str) -> str | None:
-    return next((pattern for pattern in patterns if matches(pattern, module)), None)
-
-
 def _other_recipe(source: Matrix, layout: Layout) -> str:
     """A hint at the format's own recipe, if what it makes of `source` can be read."""
     name = layout.block.default_recipe
@@ -597,8 +602,10 @@ def make_plan(checkpoint: Checkpoint, wish: Wish) -> Plan:
         raise ValueError("ignore= and include= choose what is quantized of a model in floats; this one is quantized already")
     modules = [name.removesuffix(".weight") for name in checkpoint.shards.entries]
     for argument, patterns in (("ignore", wish.ignore), ("include", wish.include)):
+        entries = Patterns(patterns)
+        meant = {pattern for module in modules for pattern in entries.find(module)}
         for pattern in patterns:
-            if not any(matches(pattern, module) for module in modules):
+            if pattern not in meant:
                 raise ValueError(f"{argument}={pattern!r} matches no module of the source")
     formats = tuple(FLOATS) if to == "plain" else tuple(ACTIVATIONS[to])
     format = wish.format
