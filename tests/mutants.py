@@ -311,15 +311,15 @@ KERNEL_FAULTS = (
     Fault(
         "experts: blocks in descending order",
         EXPERTS,
-        "parts[i], (BN, BM))",
-        "parts[NB - 1 - i], (BN, BM))",
+        "add_apart(acc, parts[i])",
+        "add_apart(acc, parts[NB - 1 - i])",
         LAYERS,
         "every_addition",
     ),
     Fault(
         "experts: blocks added to each other first",
         EXPERTS,
-        "    for i in tl.static_range(NB):\n        acc = add_apart(acc, tl.reshape(parts[i], (BN, BM)))\n    return acc",
+        "    for i in tl.static_range(NB):\n        acc = add_apart(acc, parts[i])\n    return acc",
         "    return acc + tl.sum(dots, axis=0)",
         LAYERS,
         "every_addition",
