@@ -31,6 +31,7 @@ import mxref
 from accel.triton import moe_experts as kernels
 from accel.triton._chain_products import ChainTiling
 from accel.triton._launch import decode_blocks
+from accel.triton._tilings import FragmentTiling, Tiling
 from mxref.blocks import BlockTensor
 from mxref.conformance.report import environment
 from mxref.formats import block_format
@@ -40,7 +41,7 @@ from mxref.recipes import resolve_recipe
 TOKENS = (1, 4, 16, 64, 256, 1024, 4096)
 ROUTINGS, SETS = 12, 3  # that are rotated: the weights that are met are more than a cache holds
 CACHE_BYTES = 256 << 20
-AnyTiling = kernels.Tiling | kernels.FragmentTiling | ChainTiling
+AnyTiling = Tiling | FragmentTiling | ChainTiling
 FEW_SHAPES = (
     (32, 1, 4), (64, 1, 1), (64, 1, 2), (64, 1, 3), (64, 2, 2), (128, 1, 1), (128, 1, 3), (128, 2, 1), (128, 2, 2),
     (128, 2, 3), (128, 4, 1), (128, 4, 2), (128, 4, 3), (256, 2, 2), (256, 4, 1), (256, 4, 2), (256, 4, 3), (256, 8, 2),
@@ -51,8 +52,8 @@ MANY_SHAPES = (
     (128, 64, 8, 3), (128, 128, 8, 3), (64, 32, 4, 5), (128, 32, 4, 5),
 )  # fmt: skip  # rows, slots, warps, stages
 FRAGMENT_SHAPES = (
-    (2, 8, 16, 2, 128), (2, 8, 16, 4, None), (4, 8, 8, 2, None), (4, 8, 8, 2, 96), (4, 8, 16, 2, 128), (4, 16, 8, 2, 128),
-    (4, 16, 16, 2, 128), (4, 32, 8, 2, 128), (4, 64, 8, 2, 128),
+    (2, 8, 16, 2, 128), (2, 8, 16, 4, 128), (4, 8, 8, 2, 96), (4, 8, 8, 3, 96), (4, 8, 8, 4, 96), (4, 16, 8, 2, 128),
+    (4, 32, 8, 2, 128), (4, 32, 8, 2, None), (4, 64, 8, 2, 128), (4, 64, 8, 2, None),
 )  # fmt: skip  # warps, slots, blocks, stages, registers
 CHAIN_SHAPES = ((16, 1, 1, 8), (32, 1, 1, 4), (64, 1, 1, 2), (32, 1, 4, 4), (64, 1, 4, 2))  # rows, repeats, slots, blocks
 
@@ -291,17 +292,17 @@ def tilings(model: Model, tokens: int) -> Iterator[AnyTiling]:
         yield from (ChainTiling(*shape) for shape in CHAIN_SHAPES)
         return
     if kernels.in_fragments(_one_layer(model).w13, block_format(model.act_format)):
-        yield from (kernels.FragmentTiling(*shape) for shape in FRAGMENT_SHAPES)
+        yield from (FragmentTiling(*shape) for shape in FRAGMENT_SHAPES)
         return
     size = min(block_format(model.format).block_size, block_format(model.act_format).block_size)
     average = tokens * model.top_k / model.experts
     slots = 8 if average <= 2 else 16
     if average <= 32:
         for columns, warps, stages in FEW_SHAPES:
-            yield kernels.Tiling(16, slots, columns // size, warps, stages)
+            yield Tiling(16, slots, columns // size, warps, stages)
     if average >= 4:
         for rows, slots, warps, stages in MANY_SHAPES:
-            yield kernels.Tiling(rows, slots, 1, warps, stages)
+            yield Tiling(rows, slots, 1, warps, stages)
 
 
 def compile_one(task: tuple[Model, int, AnyTiling | None]) -> None:

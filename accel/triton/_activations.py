@@ -144,9 +144,11 @@ def load_row(
     if ACTIVATION == "none":
         return widen(tl.load(start + k, mask=present, other=0))
     else:
-        gate_k = k * 2 if INTERLEAVED else k
-        gate = tl.load(start + gate_k, mask=present, other=0)
-        up = widen(gate)
-        if GATED:
-            up = widen(tl.load(start + (gate_k + 1 if INTERLEAVED else gate_k + k_size), mask=present, other=0))
+        if INTERLEAVED:  # both at once
+            side = tl.arange(0, 2)[None, None, :]
+            gate, up = tl.split(tl.load(start + k[:, :, None] * 2 + side, mask=present[:, :, None], other=0))
+        else:
+            gate = tl.load(start + k, mask=present, other=0)
+            up = tl.load(start + k + k_size, mask=present, other=0) if GATED else gate
+        up = widen(up)
         return activated(widen(gate), pattern_of(gate), up, table_ptr, alpha, limit, ACTIVATION, GATED, STORED)

@@ -9,6 +9,7 @@ enter unscaled, and the power of two comes afterwards in two exact halves, as in
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from accel.triton._activations import load_row
 from accel.triton._blocks import multiplier, raw_scale, scales_of
@@ -30,11 +31,25 @@ from accel.triton._tiles import (
     widen,
 )
 
-# E8M0 codes: 2^50 * 2^50 * dots stay in float32
-SAFE_LOW, SAFE_HIGH = tl.constexpr(127 - 50), tl.constexpr(127 + 50)
+# E8M0 codes: with twice these exponents for weights, sums of 2^15 dots stay in float32
+SAFE_LOW, SAFE_HIGH = tl.constexpr(127 - 32), tl.constexpr(127 + 32)
 SHIFT_UP, PAIR_FACTOR = tl.constexpr(2.0**64), tl.constexpr(2.0 ** (126 - 64))  # bfloat16 pairs are 2^-64 too large
 PAIRED_SIZE = tl.constexpr(32)  # the shortest dot of decoded pairs: one warp of Triton 3.6 counts shorter ones twice
 HALF_SHIFT = tl.constexpr(2.0**7)  # float16 pairs are 2^-7 too large
+
+
+@triton.jit
+def wait_for_previous():
+    """Go on once the launch before has ended and what it wrote can be read, where this one may start before that."""
+    if not INTERPRETED:
+        gdc_wait()
+
+
+@triton.jit
+def launch_next():
+    """Let the next launch start before this one has ended; it waits itself before it reads what this one writes."""
+    if not INTERPRETED:
+        gdc_launch_dependents()
 
 
 @triton.jit
@@ -47,6 +62,17 @@ def split_at_one(value):
     """(integer part, rest) of float32 values, both exact."""
     whole = tl.where(value < 0.0, -tl.floor(-value), tl.floor(value))
     return whole, value - whole
+
+
+@triton.jit
+def in_places(x, PLACES: tl.constexpr, COUNT: tl.constexpr):
+    """Values of a row, `[COUNT]`. Of "pairs" each eight lie in the order 0, 4, 1, 5, 2, 6, 3, 7, in which packed pairs
+    decode; of "fragments" each two blocks of 16 as `_fragments.rows_layout` says."""
+    if PLACES == "pairs":
+        x = tl.permute(tl.reshape(x, (COUNT // 8, 2, 4)), (0, 2, 1))
+    elif PLACES == "fragments":
+        x = tl.permute(tl.reshape(x, (COUNT // 32, 2, 4, 2, 2)), (0, 2, 1, 4, 3))
+    return tl.reshape(x, (COUNT,))
 
 
 @triton.jit
@@ -63,10 +89,11 @@ def quantize_rows_kernel(
 ):  # fmt: skip
     """One row: activation, tensor scale, block scales, codes; stores what the codes are worth times their block scale.
 
-    Row r of the operand comes from row r // `ROWS_A_SOURCE` of x. `PARTS` 2: integer parts and rests apart. `PLACES`: of
-    "pairs" each eight values lie in the order 0, 4, 1, 5, 2, 6, 3, 7, in which packed pairs decode; of "fragments" each two
-    blocks of 16 as `_fragments.rows_layout` says.
+    Row r of the operand comes from row r // `ROWS_A_SOURCE` of x. `PARTS` 2: integer parts and rests apart. `PLACES`: in
+    which order, see `in_places`.
     """
+    launch_next()
+    wait_for_previous()
     row = tl.program_id(0).to(tl.int64)
     k = tl.arange(0, BLOCKS)[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
     present = k < k_size
@@ -108,20 +135,17 @@ def quantize_rows_kernel(
         safe = tl.full((), 1, tl.int32)
     sum, anchor = round_to_step(tl.abs(quotient), MANTISSA, LOWEST, MAX)
     element = tl.where(quotient < 0.0, anchor - sum, sum - anchor)
-    inside = k < values_row
-    block = tl.arange(0, BLOCKS)
-    factor = tl.where(poisoned, float("nan"), factor)[:, None] * (SHIFT_UP if PLACES == "pairs" and not HALF else 1.0)
-    if PLACES == "pairs":
-        k = (k & -8) | (k & 3) << 1 | (k >> 2 & 1)
-    elif PLACES == "fragments":
-        k = (k & -32) | (k & 12) << 1 | (k >> 2 & 4) | (k & 1) << 1 | (k >> 1 & 1)
-    place = values_ptr + row * values_row + k
+    block, place = tl.arange(0, BLOCKS), tl.arange(0, BLOCKS * SIZE)
+    inside = place < values_row
+    place = values_ptr + row * values_row + place
+    factor = tl.where(poisoned, float("nan"), factor)[:, None] * (SHIFT_UP if PLACES != "plain" and not HALF else 1.0)
+    stored_type = values_ptr.dtype.element_ty
     if PARTS == 2:
         whole, rest = split_at_one(element)
-        tl.store(place, (whole * factor).to(values_ptr.dtype.element_ty), mask=inside)
-        tl.store(place + part_stride, (rest * factor).to(values_ptr.dtype.element_ty), mask=inside)
+        tl.store(place, in_places((whole * factor).to(stored_type), PLACES, BLOCKS * SIZE), mask=inside)
+        tl.store(place + part_stride, in_places((rest * factor).to(stored_type), PLACES, BLOCKS * SIZE), mask=inside)
     else:
-        tl.store(place, (element * factor).to(values_ptr.dtype.element_ty), mask=inside)
+        tl.store(place, in_places((element * factor).to(stored_type), PLACES, BLOCKS * SIZE), mask=inside)
     if POWER_OF_TWO:
         tl.store(scales_ptr + row * (values_row // SIZE) + block, scale.to(tl.uint8), mask=block * SIZE < values_row)
     tl.store(stored_ptr + row, stored)
@@ -437,6 +461,8 @@ def experts_product_kernel(
     `BM` at a time, and reads its weights from memory once; `BY_SLOT`: programs count slots, and the first of an expert's
     works. Many: a program has `BM` slots from `order_ptr`, as `tiles_ptr` says. Row slot // `X_OF_SLOTS` of x is the slot's.
     """
+    launch_next()
+    wait_for_previous()
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     place = tl.program_id(1)
     unit = tl.arange(0, BM)
@@ -522,6 +548,7 @@ def combine_kernel(
     terms_ptr, ids_ptr, out_ptr, experts, n_size, TOP_K: tl.constexpr, TILE: tl.constexpr, STORED: tl.constexpr
 ):
     """out[token] = from +0, the token's slot terms added in ascending order; +0 for slots of foreign experts."""
+    wait_for_previous()
     token = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * TILE + tl.arange(0, TILE)
     total = tl.zeros((TILE,), tl.float32)

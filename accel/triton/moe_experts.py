@@ -44,7 +44,9 @@ from accel.triton._launch import (
     quantize_blocks,
     recipe_constants,
 )
+from accel.triton._tilings import FragmentTiling, Tiling, choose_fragment_tiling, choose_tiling
 from accel.triton.activate_quantize import NAMES
+from accel.triton.matmul import method
 from mxref.blocks import BlockTensor, QuantizeCall
 from mxref.formats import ELEMENT_FORMATS, BlockFormat, block_format
 from mxref.grid import Grid
@@ -56,58 +58,10 @@ from mxref.registry import Kernel
 WIDE = torch.float32 if INTERPRETED else torch.bfloat16  # bfloat16 products are wrong in the interpreter
 OPERANDS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 FEW_SLOTS = 64 if INTERPRETED else 512  # up to here programs look for their slots among all
+TABLE_FROM = 1 << 14  # gates from which on they are looked up
 ROW_MULTIPLE = 256  # of an operand row's length: whole runs of blocks
 FLOAT_BITS, OPERAND_BITS = 24, 8  # significands of float32 and bfloat16
 SPLIT = ELEMENT_FORMATS["e4m3"]  # whose dots are exact once integer parts and rests are apart
-
-
-@dataclass(frozen=True)
-class Tiling:
-    """What a program of a product takes: `rows` of weights, `slots` at a time, `blocks` of K at a time.
-
-    A warp group's tiles, of four warps and 64 rows or more, take one block at a time; smaller ones take more than one where
-    pairs in blocks of 16 are decoded.
-    """
-
-    rows: int
-    slots: int
-    blocks: int
-    warps: int
-    stages: int
-
-
-def choose_tiling(slots: int, experts: int, block_size: int) -> Tiling:
-    """The tiling for a number of slots, and rows in blocks of `block_size`, measured on an H200."""
-    if INTERPRETED:
-        return Tiling(64, 16, 2, 1, 1)
-    if slots > 24 * experts:
-        return Tiling(128, 64, 1, 4, 4)
-    if slots > 4 * experts:
-        return Tiling(128, 16, 1, 4, 6) if block_size >= 32 else Tiling(16, 16, 64 // block_size, 1, 1)
-    if block_size >= 32:
-        return Tiling(16, 8, max(1, 128 // block_size), 1, 4)
-    return Tiling(16, 8, 64 // block_size, 1, 4 if slots > experts else 1)
-
-
-@dataclass(frozen=True)
-class FragmentTiling:
-    """What a program of a product in fragments takes: 16 rows of weights for each of `warps`, `slots` at a time, `blocks` a
-    step, `stages` of them at once in shared memory. `registers`: of a thread; None: as the compiler likes."""
-
-    warps: int
-    slots: int
-    blocks: int
-    stages: int
-    registers: int | None = None
-
-
-def choose_fragment_tiling(slots: int, experts: int) -> FragmentTiling:
-    """The tiling where products are taken in fragments, measured on an H200."""
-    if slots <= experts:
-        return FragmentTiling(2, 8, 16, 2, 128)
-    if slots <= 4 * experts:
-        return FragmentTiling(4, 8, 8, 2, 96)
-    return FragmentTiling(4, 32 if slots <= 128 * experts else 64, 8, 2, 128)
 
 
 @dataclass(frozen=True)
@@ -180,9 +134,9 @@ def run_experts(
     chosen = [
         given
         or (
-            choose_fragment_tiling(slots, experts)
+            choose_fragment_tiling(device, slots / experts, w.format.name)
             if in_fragments(w, format)
-            else choose_tiling(slots, experts, min(w.format.block_size, format.block_size))
+            else choose_tiling(device, slots / experts, min(w.format.block_size, format.block_size))
         )
         for given, w in zip(tilings, (w13, w2), strict=True)
     ]
@@ -220,7 +174,15 @@ def add_slots(terms: torch.Tensor, ids: torch.Tensor, experts: int, out_dtype: t
     if out.numel():
         tile = min(1024, triton.next_power_of_2(width))
         combine_kernel[(tokens, triton.cdiv(width, tile))](
-            terms, ids, memory(out), experts, width, TOP_K=top_k, TILE=tile, STORED=STORED[out_dtype], **options(4)
+            terms,
+            ids,
+            memory(out),
+            experts,
+            width,
+            TOP_K=top_k,
+            TILE=tile,
+            STORED=STORED[out_dtype],
+            **options(4, follows=True),
         )
     return out
 
@@ -287,9 +249,9 @@ def _quantized_and_decoded(x, format: BlockFormat, recipe: Recipe, scale, ids, a
     return decode_blocks(quantize_blocks(call, activated), x.dtype)
 
 
-def options(warps: int) -> dict[str, int | bool]:
-    """What a launch is compiled with."""
-    return {} if INTERPRETED else {"num_warps": warps, "enable_fp_fusion": False}
+def options(warps: int, follows: bool = False) -> dict[str, int | bool]:
+    """What a launch is compiled with. `follows`: it may start before the launch before it has ended, and waits by itself."""
+    return {} if INTERPRETED else {"num_warps": warps, "enable_fp_fusion": False, "launch_pdl": follows}
 
 
 def sort_slots(ids: torch.Tensor, slots: int, experts: int, tile: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -321,8 +283,8 @@ def quantize_rows(
     gated = activation is not None and ACTIVATIONS[activation].gated
     quantize_rows_kernel[(count,)](
         memory(x), values, scales, stored, safe, scale if source == "given" else stored, ids,
-        stored if router is None else router, gate_table(name, x, alpha, limit), alpha, limit, experts, x.stride(0), length,
-        width, count * width, BLOCKS=blocks, SIZE=size, ROWS_A_SOURCE=rows_a_source,
+        stored if router is None else router, gate_table(name, x, alpha, limit, TABLE_FROM), alpha, limit, experts,
+        x.stride(0), length, width, count * width, BLOCKS=blocks, SIZE=size, ROWS_A_SOURCE=rows_a_source,
         WEIGHTED=router is not None, ACTIVATION=name, GATED=gated, INTERLEAVED=gated and gate_up == "interleaved",
         STORED=STORED[x.dtype], PLACES=places,
         HALF=half(weight, format), PARTS=parts, SOURCE=source, PER_EXPERT=source == "given" and scale.numel() > 1,
@@ -331,7 +293,7 @@ def quantize_rows(
                                           "SIXTH")},
         **{name: element[name] for name in ("MANTISSA", "LOWEST", "MAX", "EMAX")},
         **{name: chosen[name] for name in ("RULE", "ORDER", "INF_POISONS")},
-        **options(min(16, max(4, blocks * size // 256))),
+        **options(min(16, max(4, blocks * size // 256)), follows=activation is not None),
     )  # fmt: skip
     return Rows(values, scales, stored, safe, format, recipe)
 
@@ -351,17 +313,23 @@ def half(weight: BlockTensor, rows: BlockFormat) -> bool:
 
 
 def in_fragments(weight: BlockTensor, rows: BlockFormat) -> bool:
-    """Whether threads decode the weights that a tensor core takes from them: NVFP4, in whole words of 64 elements."""
-    packed, scales = weight.packed, weight.scales
-    strides = [stride % 16 for stride in packed.stride()[:-1]] + [stride % 4 for stride in scales.stride()[:-1]]
-    places = packed.data_ptr() % 16, scales.data_ptr() % 4, packed.stride(-1) - 1, scales.stride(-1) - 1
+    """Whether threads decode the weights that a tensor core takes from them: FP4 in whole words of 64 elements, NVFP4 with
+    NVFP4 or MXFP4 with an MX format whose dots float16 operands give."""
+    packed, scales, format = weight.packed, weight.scales, weight.format
+    word = 64 // format.block_size
+    strides = [stride % 16 for stride in packed.stride()[:-1]] + [stride % word for stride in scales.stride()[:-1]]
+    places = packed.data_ptr() % 16, scales.data_ptr() % word, packed.stride(-1) - 1, scales.stride(-1) - 1
     whole = weight.length % 64 == 0 and not any(strides) and not any(places)
-    return whole and not INTERPRETED and half(weight, rows) and weight.recipe.block_rows == 1
+    mx = format.name == "mxfp4" and rows.scale == format.scale and rows.block_size == format.block_size
+    known = half(weight, rows) or (mx and paired(weight) and method(rows, format) == "float16")
+    return whole and known and not INTERPRETED and weight.recipe.block_rows == 1
 
 
 def _places(weight: BlockTensor, tiling: Tiling | FragmentTiling) -> str:
     """In which order a product with a weight takes the values of a row: see `quantize_rows_kernel`."""
-    return "fragments" if isinstance(tiling, FragmentTiling) else "pairs" if paired(weight) else "plain"
+    if isinstance(tiling, FragmentTiling) and not weight.format.scale.is_power_of_two:
+        return "fragments"
+    return "pairs" if paired(weight) else "plain"
 
 
 def multiply(
@@ -393,11 +361,14 @@ def multiply(
         from accel.triton._fragments import experts_fragment_kernel
 
         chunks = packed.shape[-1] // 16
-        packed, scales = packed.view(torch.int16), scales.view(torch.int32)
+        power_of_two = format.scale.is_power_of_two
+        code_word, scale_word = (torch.int32, torch.int16) if power_of_two else (torch.int16, torch.int32)
+        packed, scales = packed.view(code_word), scales.view(scale_word)
         experts_fragment_kernel[triton.cdiv(n_size, 16 * tiling.warps), places](
-            rows.values, rows.stored, packed, scales, *ends, order, tiles, slots, experts, n_size, chunks,
-            rows.values.shape[-1], *packed.stride()[:2], *scales.stride()[:2], *stored_strides, n_size, **common,
-            WARPS=tiling.warps, num_warps=tiling.warps, maxnreg=tiling.registers, enable_fp_fusion=False,
+            rows.values, rows.scales, rows.stored, rows.safe, packed, scales, *ends, order, tiles, slots,
+            experts, n_size, chunks, rows.values.shape[-1], *packed.stride()[:2], *scales.stride()[:2], *stored_strides,
+            n_size, **common, POWER_OF_TWO=power_of_two, WARPS=tiling.warps, maxnreg=tiling.registers,
+            **options(tiling.warps, follows=True),
         )  # fmt: skip
         return
     element, block = element_constants(format.element), scale_constants(format)
@@ -418,7 +389,7 @@ def multiply(
         X_POWER_OF_TWO=rows.format.scale.is_power_of_two, PARTS=len(rows.values), SPLIT=format.element == SPLIT,
         PAIRED=words, HALF=half(weight, rows.format), POWER_OF_TWO=block["POWER_OF_TWO"], **common,
         **{name: element[name] for name in ("BITS", "MANTISSA", "MAX", "MAX_CODE", "SIGN_SHIFT", "INTEGER", "UNBIAS")},
-        **options(tiling.warps),
+        **options(tiling.warps, follows=True),
     )  # fmt: skip
 
 
