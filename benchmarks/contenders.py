@@ -128,7 +128,8 @@ def _concerns(case: Case, row: Contender) -> bool:
     with_recipes = row.op in ("quantize", "qdq")
     id = f"{row.format}-{row.recipe}-" if with_recipes else ""
     formats = f"{row.format} {row.format}" if row.op == "matmul" else row.format
-    return (case.format, case.dtype) == (formats, row.dtype) and case.id.startswith(id)
+    wanted = (formats, row.dtype, None)
+    return (case.format, case.dtype, case.raises) == wanted and case.id.startswith(id)
 
 
 # ---- by the oracles -------------------------------------------------------------------------------------------------

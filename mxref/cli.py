@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn, get_type_hints
 
@@ -25,6 +26,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import mxref
+from mxref.commands import Terminated
 from mxref.faults import FAULTS
 from mxref.formats import BLOCK_FORMATS, ELEMENT_FORMATS, BlockFormat, ElementFormat, block_format
 from mxref.models.report import EvaluationReport, json_text
@@ -802,7 +804,7 @@ def verify_command(
             metavar="N",
             show_default=False,
             help="Processes that share the work (default: on a CPU one a core, else 1); 0: none but this, which a kernel "
-            "may end.",
+            "may end (not by os._exit).",
         ),
     ] = None,
     commit: Annotated[
@@ -813,6 +815,10 @@ def verify_command(
         typer.Option("--known-failures", metavar="FILE", help="Failures to expect, one 'op id reason' a line; # comments."),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="A refused case is a failure.")] = False,
+    timeout: Annotated[
+        float,
+        typer.Option("--timeout", metavar="SECONDS", help="A case that takes longer fails; not with --workers 0."),
+    ] = 1800.0,
     allow_refused: Annotated[
         bool, typer.Option("--allow-refused", help="Exit code 0 even where every case is refused.")
     ] = False,
@@ -843,7 +849,8 @@ def verify_command(
             if known_failures is not None or html_file is not None:
                 raise ValueError("--case runs one case: --known-failures and --html are for many")
             check_device(device)
-            outcome = (run_case_apart if workers else run_case)(find_case(ops, case), backend, device, strict)
+            apart = partial(run_case_apart, timeout=timeout)
+            outcome = (apart if workers else run_case)(find_case(ops, case), backend, device, strict)
             _deliver(json_file, outcome, lambda: print(outcome.failure or outcome.refused or "passed"))
             _end_verification([outcome], allow_refused)
             return
@@ -856,6 +863,7 @@ def verify_command(
             commit=commit,
             known_failures=known_failures,
             strict=strict,
+            timeout=timeout,
             on_progress=on_progress,
         )
     if html_file is not None:
@@ -869,8 +877,9 @@ def _end_verification(outcomes: Sequence["Outcome"], allow_refused: bool) -> Non
     """End with a negative result if a case failed, or if there is nothing that was verified."""
     if any(outcome.kind == "failed" for outcome in outcomes):
         raise typer.Exit(NEGATIVE)
-    if not allow_refused and all(outcome.kind == "refused" for outcome in outcomes):
-        count = f"all {len(outcomes)} cases were" if len(outcomes) > 1 else "the case was"
+    refused = [outcome for outcome in outcomes if outcome.kind == "refused"]
+    if refused and not allow_refused and all(outcome.kind == "refused" or outcome.left for outcome in outcomes):
+        count = f"all {len(refused)} cases were" if len(refused) > 1 else "the case was"
         _fail(f"{count} refused, so nothing was verified; --allow-refused makes that exit code 0", NEGATIVE)
 
 
@@ -1148,7 +1157,7 @@ def _terminated() -> Iterator[None]:
     def end(number: int, frame: object) -> NoReturn:
         for each in before:
             signal.signal(each, signal.SIG_IGN)
-        raise SystemExit(128 + number)
+        raise Terminated(128 + number)
 
     names = ("SIGTERM", "SIGHUP")  # Windows has no SIGHUP
     before = {number: signal.getsignal(number) for name in names if (number := getattr(signal, name, None))}

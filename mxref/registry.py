@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from mxref.comparison import difference
+from mxref.comparison import difference, tensors
 
 OPS: dict[str, Callable] = {}
 GROUP = "mxref.kernels"
@@ -57,6 +57,9 @@ class Kernel:
     `dtypes`: of the first argument; `formats`: names of element or block formats, None where the op takes none.
     `requires()` says what the machine lacks, `accepts(...)`, called with the op's arguments, what the kernel does not do;
     each is None or a sentence.
+
+    A result has the reference's values, dtypes and shapes, lies in memory of its own where the reference's does, and asks
+    for no gradient; its strides are the kernel's choice. What a kernel is given stays as it is.
     """
 
     op: str
@@ -117,13 +120,15 @@ def _from_environment() -> _Selection:
 
 
 def _environment_checks() -> bool:
-    return os.environ.get("MXREF_CHECK", "0") not in ("", "0")
+    given, on, off = os.environ.get("MXREF_CHECK", ""), ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+    if given and given.lower() not in (*on, *off):
+        raise ValueError(f"MXREF_CHECK={given!r} in the environment: expected one of {', '.join((*on, *off))}, or nothing")
+    return given.lower() in on
 
 
 call_in_graph: Callable[[str, tuple, dict], Any] | None = None  # how a traced or mapped call is made: mxref.compiled
 
-_ENVIRONMENT = _from_environment()
-_SELECTION: ContextVar[_Selection] = ContextVar("mxref_selection", default=_ENVIRONMENT)
+_SELECTIONS: ContextVar[tuple[_Selection, ...]] = ContextVar("mxref_selections", default=(_from_environment(),))
 
 
 def op(reference: Callable) -> Callable:
@@ -152,9 +157,14 @@ def _op(reference: Callable, has_gradient: bool) -> Callable:
         if torch.compiler.is_compiling() or _is_mapped():
             return call_in_graph(name, args, kwargs)
         require_subnormals()
-        function, selection = reference, _SELECTION.get()
+        function, selection = reference, _selection()
         if selection.backends and not (has_gradient and _records_gradients(args, kwargs)):
-            kernel, refusals = _choose(name, selection.backends, args, kwargs)
+            try:
+                kernel, refusals = _choose(name, selection.backends, args, kwargs)
+            except AskingFailed:
+                with use():
+                    reference(*args, **kwargs)  # which says what is wrong with the arguments, if that is why
+                raise
             if selection.calls is not None:
                 _count(selection.calls[name], kernel, selection.check)
             if kernel is None:
@@ -184,11 +194,22 @@ def use(*backends: str, strict: bool = False, check: bool = False) -> Iterator[N
     """
     for backend in backends:
         _check_backend(backend)
-    token = _SELECTION.set(_Selection(backends, strict, check or _environment_checks()))
+    with _select(_Selection(backends, strict, check or _environment_checks())):
+        yield
+
+
+@contextlib.contextmanager
+def _select(selection: _Selection) -> Iterator[None]:
+    """Within it the last selection that was made and has not ended counts, in whatever order they end."""
+    _SELECTIONS.set((*_SELECTIONS.get(), selection))
     try:
         yield
     finally:
-        _SELECTION.reset(token)
+        _SELECTIONS.set(tuple(other for other in _SELECTIONS.get() if other is not selection))
+
+
+def _selection() -> _Selection:
+    return _SELECTIONS.get()[-1]
 
 
 @contextlib.contextmanager
@@ -200,11 +221,8 @@ def counted() -> Iterator[dict[str, Calls]]:
     {}
     """
     calls = defaultdict(Calls)
-    token = _SELECTION.set(replace(_SELECTION.get(), calls=calls))
-    try:
+    with _select(replace(_selection(), calls=calls)):
         yield calls
-    finally:
-        _SELECTION.reset(token)
 
 
 def _count(calls: Calls, kernel: Kernel | None, check: bool) -> None:
@@ -225,8 +243,8 @@ def explain_dispatch(op: str | Callable, *args, **kwargs) -> Dispatch:
     _check_op(name)
     if OPS[name].has_gradient and _records_gradients(args, kwargs):
         why = "autograd records the call; within it, and without autograd, a kernel may answer"
-        return Dispatch(name, REFERENCE, tuple((backend, why) for backend in _SELECTION.get().backends))
-    kernel, refusals = _choose(name, _SELECTION.get().backends, args, kwargs)
+        return Dispatch(name, REFERENCE, tuple((backend, why) for backend in _selection().backends))
+    kernel, refusals = _choose(name, _selection().backends, args, kwargs)
     return Dispatch(name, REFERENCE if kernel is None else kernel.backend, tuple(refusals))
 
 
@@ -237,7 +255,7 @@ def selected() -> tuple[str, ...]:
     ...     selected()
     ()
     """
-    return _SELECTION.get().backends
+    return _selection().backends
 
 
 def backends() -> tuple[str, ...]:
@@ -363,12 +381,24 @@ def _refusal(kernel: Kernel, args: tuple, kwargs: dict) -> str | None:
             return f"{kernel.op} is on {tensor.device.type}: the kernel runs on {', '.join(kernel.devices)}"
         if tensor.dtype not in kernel.dtypes:
             return f"{kernel.op} of {tensor.dtype}: the kernel takes {', '.join(map(str, kernel.dtypes))}"
-    return kernel.accepts(*args, **kwargs)
+    return _ask(kernel, "accepts", *args, **kwargs)
 
 
 @functools.cache
 def _missing(kernel: Kernel) -> str | None:
-    return kernel.requires()
+    return _ask(kernel, "requires")
+
+
+class AskingFailed(RuntimeError):
+    """A kernel raised when asked whether it takes a call."""
+
+
+def _ask(kernel: Kernel, what: str, *args, **kwargs) -> str | None:
+    try:
+        return getattr(kernel, what)(*args, **kwargs)
+    except Exception as problem:
+        asked = f"kernel {kernel.op}.{kernel.backend}: {what} raises {type(problem).__name__}: {problem}"
+        raise AskingFailed(asked) from problem
 
 
 def _no_kernel(name: str, refusals: list[tuple[str, str]], strict: bool) -> None:
@@ -384,10 +414,15 @@ def _log_once(message: str) -> None:
 
 
 def _checked(kernel: Kernel, *args, **kwargs) -> Any:
-    """The kernel's result, after the reference's has been found to be the same."""
+    """The kernel's result, after the reference's has been found to be the same, and the arguments to be what they were."""
     with use():
         expected = OPS[kernel.op](*args, **kwargs)
+    given = [x.detach() for x in tensors((args, kwargs))]
+    before = [x.clone() for x in given]
     actual = kernel.function(*args, **kwargs)
+    found = difference(given, before)
+    if found is not None:
+        raise AssertionError(f"{kernel.op}.{kernel.backend} overwrote a tensor that it was given: {found}")
     found = difference(actual, expected)
     if found is not None and kernel.contract == "bitexact":
         raise AssertionError(f"{kernel.op}.{kernel.backend} differs from the reference: {found}")

@@ -6,6 +6,9 @@ import torch
 from bits import SHOWN, as_torch, assert_same_bits
 from oracles.rationals import float32_from_bits
 
+import mxref
+from mxref.comparison import difference, tensors
+
 
 def test_equal_bits_pass_for_every_dtype():
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.uint8, torch.int64):
@@ -70,3 +73,38 @@ def test_numpy_arrays_are_taken_with_their_dtype():
     assert_same_bits(torch.ones(2), np.ones(2, dtype=np.float32))
     with pytest.raises(AssertionError, match="dtype"):
         assert_same_bits(torch.ones(2), np.ones(2))
+
+
+def test_lazily_negated_and_conjugated_tensors_are_compared_as_what_they_hold():
+    x = torch.tensor([1 + 2j, 3 - 4j])
+    assert difference(x.conj().imag, torch.tensor([-2.0, 4.0])) is None and x.conj().imag.is_neg()
+    assert "1 of 2" in difference(x.conj().imag, torch.tensor([-2.0, -4.0]))
+    assert difference(x.conj(), torch.tensor([1 - 2j, 3 + 4j])) is None and x.conj().is_conj()
+    assert difference(torch._neg_view(torch.ones(2)), torch.ones(2)).startswith("2 of 2 values differ")
+
+
+@pytest.mark.parametrize(
+    "actual, message",
+    [
+        (None, "got a NoneType, expected a Tensor"),
+        ([1.0, 1.0], "got a list, expected a Tensor"),
+        (torch.ones(2, device="meta"), "device meta, which holds no values"),
+        (torch.ones(2).to_sparse(), "layout torch.sparse_coo, expected torch.strided"),
+        (torch.ones(2, requires_grad=True), "requires_grad is True, expected False"),
+        (torch.nn.Parameter(torch.ones(2)), "requires_grad is True, expected False"),
+    ],
+)
+def test_what_is_no_result_is_said_and_not_raised(actual, message):
+    assert difference(actual, torch.ones(2)) == message
+    assert difference((actual, actual), (torch.ones(2), torch.ones(2))) == f"0: {message}"
+    assert difference(torch.ones(2), torch.ones(2, requires_grad=True)) is None
+    q = mxref.quantize(torch.ones(2, 16), "nvfp4")
+    assert difference(actual, q).startswith(f"got a {type(actual).__name__}, expected a BlockTensor")
+    broken = mxref.BlockTensor.trusted(actual, q.length, q.scales, q.tensor_scale, q.format, q.recipe, q.axis)
+    assert difference(broken, q) is not None
+
+
+def test_the_tensors_of_arguments():
+    q, x = mxref.quantize(torch.ones(2, 16), "nvfp4"), torch.ones(3)
+    found = tensors(((x, q), {"scales": [x, None], "recipe": q.recipe, "name": "x"}))
+    assert [id(part) for part in found] == [id(part) for part in (x, q.packed, q.scales, q.tensor_scale, x)]

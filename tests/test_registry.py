@@ -1,5 +1,6 @@
 """Dispatch: kernels come through entry points, are checked when loaded, say why they refuse, and nothing is silent."""
 
+import contextlib
 import json
 import logging
 import re
@@ -46,6 +47,16 @@ SIGNATURE = Kernel("silu", "fake", other_signature, "bitexact", ("cpu",), F32)
 AWAY = Kernel("exp", "away", exp, "bitexact", ("cpu",), F32, requires=lambda: "the moon is not full")
 QDQ = Kernel("qdq", "fake", qdq, "bitexact", ("cpu",), F32)
 NOT_A_KERNEL = exp
+
+def overwriting_exp(x):
+    y = exp(x)
+    x += 1
+    return y
+
+OVERWRITING = Kernel("exp", "overwriting", overwriting_exp, "bitexact", ("cpu",), F32)
+TRAINED = Kernel("exp", "trained", lambda x: torch.nn.Parameter(exp(x)), "bitexact", ("cpu",), F32)
+RAISING = Kernel("exp", "raising", exp, "bitexact", ("cpu",), F32, accepts=lambda x: x.nothing)
+UNREADY = Kernel("exp", "unready", exp, "bitexact", ("cpu",), F32, requires=lambda: 1 / 0)
 BUILTIN = Kernel("exp", "builtin", min, "bitexact", ("cpu",), F32)
 NUMBER = Kernel("exp", "number", 3, "bitexact", ("cpu",), F32)
 """
@@ -145,6 +156,63 @@ def test_check_finds_the_first_differing_bit(install, monkeypatch):
     monkeypatch.setenv("MXREF_CHECK", "1")
     with mxref.use("wrong"), pytest.raises(AssertionError, match=r"exp.wrong"):
         mxref.functions.exp(x)
+
+
+def test_check_sees_what_a_kernel_does_beside_its_result(install):
+    install("exp.overwriting = fake_kernels:OVERWRITING", "exp.trained = fake_kernels:TRAINED")
+    said = (
+        r"^exp.overwriting overwrote a tensor that it was given: 0: 2 of 2 values differ in their bits\n  \[0\]: got 0x3f8"
+    )
+    with mxref.use("overwriting", check=True), pytest.raises(AssertionError, match=said):
+        mxref.functions.exp(torch.zeros(2))
+    with mxref.use("trained", check=True), pytest.raises(AssertionError, match="exp.trained .*: requires_grad is True"):
+        mxref.functions.exp(torch.zeros(2))
+
+
+@pytest.mark.parametrize("value, checks", [("", 0), ("0", 0), ("false", 0), ("No", 0), ("off", 0), ("1", 1), ("True", 1)])
+def test_the_environment_checks_if_it_says_so(install, monkeypatch, value, checks):
+    install("exp.wrong = fake_kernels:WRONG")
+    monkeypatch.setenv("MXREF_CHECK", value)
+    with mxref.use("wrong"), pytest.raises(AssertionError) if checks else contextlib.nullcontext():
+        mxref.functions.exp(torch.ones(2))
+
+
+def test_an_unknown_value_in_the_environment_is_an_error(monkeypatch):
+    monkeypatch.setenv("MXREF_CHECK", "maybe")
+    with pytest.raises(ValueError, match="^MXREF_CHECK='maybe' in the environment: expected one of 1, .*off, or nothing$"):
+        with mxref.use():
+            pass
+
+
+@pytest.mark.parametrize(
+    "backend, said",
+    [
+        ("raising", "accepts raises AttributeError: 'Tensor' object has no attribute 'nothing'"),
+        ("unready", "requires raises ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_kernel_that_raises_when_asked_is_named(install, backend, said):
+    install("exp.raising = fake_kernels:RAISING", "exp.unready = fake_kernels:UNREADY")
+    with mxref.use(backend):
+        for ask in (mxref.functions.exp, lambda x: mxref.explain_dispatch("exp", x)):
+            with pytest.raises(RuntimeError, match=f"^kernel exp.{backend}: {said}$"):
+                ask(torch.ones(2))
+        with pytest.raises(TypeError, match="^x has dtype|^x .*float32"):  # what is wrong with the arguments comes first
+            mxref.functions.exp([1.0])
+
+
+def test_selections_may_end_in_any_order(install):
+    install("exp.fake = fake_kernels:EXP", "exp.away = fake_kernels:AWAY")
+    first, second, counting = mxref.use("fake"), mxref.use("away"), registry.counted()
+    first.__enter__()
+    second.__enter__()
+    counting.__enter__()
+    first.__exit__(None, None, None)
+    assert registry.selected() == ("away",)
+    second.__exit__(None, None, None)
+    assert registry.selected() == ("away",)  # which is being counted
+    counting.__exit__(None, None, None)
+    assert registry.selected() == ()
 
 
 def test_gradients_are_the_references(install):

@@ -1,5 +1,8 @@
 """Settings of the process that a kernel changes: verify says so, puts them back and goes on."""
 
+import ctypes
+import os
+import platform
 import sys
 import warnings
 
@@ -14,14 +17,22 @@ from mxref.conformance import runner, verify
 from mxref.conformance.runner import find_case, run_case
 from mxref.conformance.settings import SETTINGS, SettingsChanged, settings_kept
 
+DOWNWARD = {"x86_64": 0x400, "aarch64": 0x800000, "arm64": 0x800000}  # FE_DOWNWARD of <fenv.h>
 CHANGES = {
     "flush_denormal": lambda: torch.set_flush_denormal(True),
+    "rounding_mode": lambda: ctypes.CDLL(None).fesetround(DOWNWARD[platform.machine()]),
     "default_dtype": lambda: torch.set_default_dtype(torch.float64),
     "default_device": lambda: torch.set_default_device("meta"),
     "num_threads": lambda: torch.set_num_threads(torch.get_num_threads() + 1),
     "grad_enabled": lambda: torch.set_grad_enabled(not torch.is_grad_enabled()),
     "deterministic_algorithms": lambda: torch.use_deterministic_algorithms(True, warn_only=True),
     "float32_matmul_precision": lambda: torch.set_float32_matmul_precision("medium"),
+    "autocast": lambda: torch.set_autocast_enabled("cpu", True),
+    "mkldnn": lambda: torch._C._set_mkldnn_enabled(not torch._C._get_mkldnn_enabled()),
+    "rng_state": lambda: torch.manual_seed(7),
+    "numpy.seterr": lambda: numpy.seterr(over="raise"),
+    "environment": lambda: os.environ.update(MXREF_RUDE="a secret"),
+    "working_directory": lambda: os.chdir("/"),
 }
 
 
@@ -33,7 +44,9 @@ def settings():
 def unchanged():
     """The next test begins as this did; one that leaves a change fails."""
     with settings_kept():
+        phase = os.environ["PYTEST_CURRENT_TEST"]
         yield
+        os.environ["PYTEST_CURRENT_TEST"] = phase  # which pytest itself changes
 
 
 @pytest.fixture
@@ -70,10 +83,19 @@ def test_a_kernel_that_changes_a_setting_has_failed_and_the_next_case_runs(name,
     offer(rude)
     report = verify("rude", ops=["relu2"])
     (failed,) = [outcome for outcome in report.outcomes if outcome.failure]
-    assert failed.id == "empty" and report.passed == 3 and settings() == before
+    assert failed.id == "empty" and report.passed == 4 and settings() == before
     said = failed.failure
-    assert said.difference.startswith(f"it changed settings of the process, which a kernel has to leave: {name} from ")
-    assert said.difference.count(" from ") == 1 and said.block == "" and "--op relu2 --case empty" in said.repeat
+    _, _, changed = said.difference.partition("it changed settings of the process, which a kernel has to leave: ")
+    assert changed.startswith(name) and not any(other in changed for other in SETTINGS if other != name)
+    assert "secret" not in said.difference and said.block == "" and "--op relu2 --case empty" in said.repeat
+
+
+def test_the_environment_says_which_variables_and_no_values():
+    with pytest.raises(SettingsChanged, match="leave: environment: HOME, MXREF_RUDE$"), settings_kept():
+        os.environ.update(MXREF_RUDE="x", HOME="elsewhere")
+    assert "MXREF_RUDE" not in os.environ and os.environ["HOME"] != "elsewhere"
+    with settings_kept():
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")  # as its compiler does
 
 
 def test_what_was_raised_stands_below_what_was_changed(offer):

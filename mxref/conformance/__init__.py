@@ -9,6 +9,7 @@ Expected values are the CPU reference's, which the tests hold to independent sou
 |---|---|
 | `inputs.py` | the values that tell right from wrong |
 | `cases.py` | what is asked of every backend, op by op |
+| `wrong.py` | calls that must be refused |
 | `contracts.py` | what a kernel can promise, with proofs |
 | `failure.py` | what a failure shows |
 | `known.py` | which failures are known |

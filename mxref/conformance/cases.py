@@ -4,14 +4,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import product
-from math import log2
+from math import inf, log2, nan
 from typing import Any
 
 import torch
 
 import mxref
 from mxref.blocks import BlockTensor
+from mxref.comparison import tensors
 from mxref.conformance import inputs, operands
+from mxref.conformance.wrong import wrong_calls
 from mxref.elements import ROUNDINGS
 from mxref.formats import BlockFormat
 from mxref.moe import ACTIVATIONS
@@ -19,6 +21,7 @@ from mxref.recipes import Hadamard, Recipe
 
 LEVELS = (1, 2)
 STATIC_SCALE = 0.0123
+LONG_SEEDS = (2**32 + 7, 2**64 - 1)  # of stochastic rounding: more than 32 bits
 TAILS = (1, 31, 33, 63, 64, 65, 96, 128, 129)  # lengths around one, two and four blocks
 PATHS = (
     *[(format, format) for format in mxref.BLOCK_FORMATS],
@@ -34,6 +37,8 @@ class Case:
     `repeats`: the subject gets every tensor that many times along its first axis, repeated on its device; each copy of
     the result must be the result of one. The arguments must be such that it is. `repeat`: how arguments are repeated, where
     that is not so of every tensor.
+
+    `raises`: the reference refuses the call with this error; so must who answers it.
     """
 
     op: str
@@ -44,6 +49,7 @@ class Case:
     level: int = 1
     repeats: int = 1
     repeat: Callable[[tuple, dict, int], tuple[tuple, dict]] | None = None
+    raises: type[Exception] | None = None
 
 
 def cases(op: str, level: int = 1) -> Iterator[Case]:
@@ -53,7 +59,7 @@ def cases(op: str, level: int = 1) -> Iterator[Case]:
 
 @cache  # to make the operands of products takes seconds
 def _all_cases(op: str) -> tuple[Case, ...]:
-    return tuple(_GENERATORS.get(op, lambda: ())())
+    return (*_GENERATORS.get(op, lambda: ())(), *_refused(op))
 
 
 def _short(dtype: torch.dtype) -> str:
@@ -88,6 +94,9 @@ def _encode() -> Iterator[Case]:
         x, tile = inputs.spread_normal(33, 65, seed=2), inputs.tile(torch.bfloat16)
         x, tile = (x, tile) if element.signed else (x.abs(), tile.abs())
         yield Case("encode", f"{name}-strided_in_poison", name, "float32", _call(inputs.in_poison(x), element))
+        for seed in LONG_SEEDS:
+            arguments = _call(x, element, rounding="stochastic", seed=seed)
+            yield Case("encode", f"{name}-stochastic-seed_{seed}", name, "float32", arguments)
         yield Case("encode", f"{name}-beyond_int32", name, "bfloat16", _call(tile, element), 2, REPEATS)
 
 
@@ -151,14 +160,17 @@ class _Input:
 def _block_inputs(format: str) -> Iterator[_Input]:
     block = mxref.BLOCK_FORMATS[format]
     static, inverse = torch.tensor(STATIC_SCALE), torch.tensor(1 / STATIC_SCALE)
-    many = {"": None}
+    many, rows, experts = {"": None}, {}, {"": None}
     if block.tensor_scale:
         many |= {"-none": "none", "-static": static, "-per_row": "per_row", "-per_expert": "per_expert"}
+        each = STATIC_SCALE * torch.arange(1.0, 11.0)
+        rows = {"-per_row_static": each[:7]}
+        experts |= {"-per_expert_static": each[:5], "-gate_up_static": each.reshape(5, 2)}
     for dtype in inputs.FLOAT_DTYPES:
         special, tails = inputs.special_blocks(block.block_size).to(dtype), inputs.spread_normal(7, 77, seed=4, dtype=dtype)
         yield _Input(f"binades-{_short(dtype)}", inputs.binades(block).to(dtype))
         yield _Input(f"specials-{_short(dtype)}", special, **({"tensor_scales": many} if dtype == torch.float32 else {}))
-        yield _Input(f"tails-{_short(dtype)}", tails, **({"tensor_scales": many} if dtype == torch.bfloat16 else {}))
+        yield _Input(f"tails-{_short(dtype)}", tails, **({"tensor_scales": many | rows} if dtype == torch.bfloat16 else {}))
     for dtype in (torch.bfloat16, torch.float16):
         shuffled = inputs.every_pattern(dtype)[torch.randperm(65536, generator=torch.Generator().manual_seed(3))]
         yield _Input(f"every_{_short(dtype)}", shuffled.reshape(-1, 256))
@@ -169,6 +181,12 @@ def _block_inputs(format: str) -> Iterator[_Input]:
     one = {"": torch.ones(()) if block.tensor_scale else None}
     yield _Input("every_scale", inputs.every_scale(block), others=2, tensor_scales=one)
     yield _Input("random_patterns", inputs.random_patterns(64 * 160, 5).reshape(64, 160))
+    yield _Input("one_axis", inputs.spread_normal(77, seed=4), others=None)
+    yield _Input("four_axes", inputs.spread_normal(2, 3, 5, 40, seed=4, dtype=torch.float16), others=None)
+    yield _Input(
+        "experts", inputs.spread_normal(5, 6, 40, seed=78), others=1 if block.tensor_scale else None, tensor_scales=experts
+    )
+    yield _Input("longer_rows", inputs.spread_normal(2, 2 * inputs.LONG_ROW + 40, seed=79), others=None)
     x = inputs.spread_normal(5, 48, 36, seed=6)
     yield _Input("axis_0", x, 0)
     yield _Input("axis_1", x, 1, tensor_scales=many)
@@ -200,12 +218,16 @@ def _quantize_like(op: str) -> Iterator[Case]:
             if recipe.transform is not None:
                 x = x.narrow(axis, 0, x.shape[axis] // recipe.transform.size * recipe.transform.size)
             for kind, tensor_scale in given.tensor_scales.items():
-                if recipe.block_rows > 1 and kind in ("-per_row", "-per_expert"):
+                if recipe.block_rows > 1 and kind.startswith(("-per_row", "-per_expert", "-gate_up")):
                     continue
                 seed = 11 if recipe.rounding == "stochastic" else None
                 arguments = _call(x, format, recipe=recipe, tensor_scale=tensor_scale, axis=axis, seed=seed)
                 id = f"{format}-{recipe.name}-{given.label}{kind}"
                 yield Case(op, id, format, _short(x.dtype), arguments, level, given.repeats)
+        seeded = replace(mxref.RECIPES[block.default_recipe], name="stochastic", rounding="stochastic")
+        for seed in LONG_SEEDS:
+            arguments = _call(inputs.spread_normal(7, 77, seed=4), format, recipe=seeded, seed=seed)
+            yield Case(op, f"{format}-stochastic-tails-seed_{seed}", format, "float32", arguments)
 
 
 def _dequantize() -> Iterator[Case]:
@@ -231,7 +253,31 @@ def _dequantize() -> Iterator[Case]:
         yield Case("dequantize", f"{format}-strided", format, "float32", _call(every_other_row))
         long_rows = mxref.quantize(inputs.spread_normal(4, inputs.LONG_ROW, seed=50), format)[::2]
         yield Case("dequantize", f"{format}-strided_long_rows", format, "float32", _call(long_rows))
+        for label, q in _stored(block):
+            for dtype in (torch.float32, torch.bfloat16) if label != "tails" else (torch.bfloat16, torch.float16):
+                yield Case("dequantize", f"{format}-{label}-{_short(dtype)}", format, _short(dtype), _call(q, dtype))
         yield Case("dequantize", f"{format}-beyond_int32", format, "bfloat16", _quantized_tile(format), 2, REPEATS)
+
+
+def _stored(block: BlockFormat) -> Iterator[tuple[str, BlockTensor]]:
+    """(label, tensor) of every kind that is stored otherwise than whole blocks along rows under one tensor scale."""
+    base = mxref.RECIPES[block.default_recipe]
+    tails = inputs.spread_normal(7, 77, seed=9)
+    yield "tails", mxref.quantize(tails, block)
+    yield "one_axis", mxref.quantize(tails[0], block)
+    yield "four_axes", mxref.quantize(inputs.spread_normal(2, 3, 5, 40, seed=9), block, axis=1)
+    tiles = replace(base, name="tiles", block_rows=16)
+    for axis in (-1, -2):
+        yield f"tiles-axis_{axis}", mxref.quantize(inputs.spread_normal(2, 37, 77, seed=9), block, recipe=tiles, axis=axis)
+    for size in (16, 64):
+        rotated = replace(base, name="rotated", transform=Hadamard(size, (1, -1, -1, 1) * (size // 4)))
+        yield f"hadamard_{size}", mxref.quantize(inputs.spread_normal(5, 192, seed=9), block, recipe=rotated)
+    if block.tensor_scale:
+        each = STATIC_SCALE * torch.arange(1.0, 11.0)
+        for recipe in ("nvidia", "vllm_torch"):
+            yield f"{recipe}-per_row", mxref.quantize(tails, block, recipe=recipe, tensor_scale="per_row")
+            experts = inputs.spread_normal(5, 6, 40, seed=9)
+            yield f"{recipe}-gate_up", mxref.quantize(experts, block, recipe=recipe, tensor_scale=each.reshape(5, 2))
 
 
 def _quantized_tile(format: str) -> Callable[[], tuple[tuple, dict]]:
@@ -239,6 +285,10 @@ def _quantized_tile(format: str) -> Callable[[], tuple[tuple, dict]]:
 
 
 # ---- functions, products, experts -----------------------------------------------------------------------------------
+
+
+_ALPHAS_AND_LIMITS = ((1.0, 7.0), (-1.702, 7.0), (0.0, 0.5), (1e30, 1.0), (1.702, 0.0), (1.702, -0.0), (1.702, inf), (2, 3))
+_ODD = (0.0, -0.0, inf, -inf, nan, 7.0, -7.0, 1e-40)
 
 
 def _function(name: str, gated: bool) -> Iterator[Case]:
@@ -253,6 +303,12 @@ def _function(name: str, gated: bool) -> Iterator[Case]:
     for label, x in values.items():
         arguments = (x, x.flip(0)) if gated else (x,)
         yield Case(name, label, "-", _short(x.dtype), _call(*arguments))
+    for alpha, limit in _ALPHAS_AND_LIMITS if name == "swiglu_oai" else ():
+        for dtype in (torch.float32, torch.bfloat16):
+            gate, up = (inputs.spread_normal(64, 65, seed=seed).to(dtype) for seed in (80, 81))
+            gate[0, :8], up[0, :8] = torch.tensor(_ODD), torch.tensor(_ODD).flip(0)
+            label = f"alpha_{alpha}-limit_{limit}-{_short(dtype)}"
+            yield Case(name, label, "-", _short(dtype), _call(gate, up, alpha, limit))
     x = inputs.tile(torch.bfloat16)
     yield Case(name, "beyond_int32", "-", "bfloat16", _call(*((x, x.flip(0)) if gated else (x,))), 2, REPEATS)
 
@@ -732,6 +788,13 @@ def _to_layout() -> Iterator[Case]:
     codes = torch.randint(0, 16, (6, 64), generator=generator, dtype=torch.uint8)
     for layout in ("linear", "ggml_mxfp4", "interleaved"):
         yield Case("to_layout", layout, "-", "uint8", _call(codes, layout))
+
+
+def _refused(op: str) -> Iterator[Case]:
+    for label, error, format, arguments in wrong_calls(op):
+        (_, first), *others = arguments.items()
+        dtype = _short(tensors(first)[0].dtype)
+        yield Case(op, f"refused-{label}", format, dtype, _call(first, **dict(others)), raises=error)
 
 
 _GENERATORS: dict[str, Callable[[], Iterator[Case]]] = {

@@ -6,7 +6,7 @@ from pathlib import Path
 def read_known_failures(path: str | Path) -> dict[tuple[str, str], str]:
     """Reasons by (op, case id). Raises ValueError for a line without a reason or for a case listed twice."""
     known: dict[tuple[str, str], str] = {}
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8-sig").splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         op, *rest = line.split(None, 2)

@@ -19,7 +19,10 @@ KINDS = ("passed", "failed", "known", "refused")
 
 @dataclass(frozen=True)
 class Outcome:
-    """One case: passed unless it was refused (with a reason) or failed; `known` is the reason of a known failure."""
+    """One case: passed unless it was refused (with a reason) or failed; `known` is the reason of a known failure.
+
+    `left`: it passed since the kernel left a call that must be refused to the reference, which says nothing of the kernel.
+    """
 
     op: str
     id: str
@@ -28,6 +31,7 @@ class Outcome:
     refused: str | None = None
     failure: Failure | None = None
     known: str | None = None
+    left: bool = False
 
     @property
     def kind(self) -> str:

@@ -1,7 +1,9 @@
 """Running cases: the reference on the CPU says what is right, the subject runs on its device."""
 
+import contextlib
 import copy
 import itertools
+import os
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,16 +18,17 @@ import torch
 import mxref
 from mxref import registry
 from mxref.blocks import BlockTensor
-from mxref.comparison import difference
+from mxref.commands import Terminated
+from mxref.comparison import difference, parts, tensors
 from mxref.conformance import inputs
 from mxref.conformance.cases import LEVELS, OPS, Case, cases
 from mxref.conformance.contracts import contract_of
 from mxref.conformance.failure import Failure, first_block
 from mxref.conformance.known import read_known_failures
-from mxref.conformance.processes import Group, run_shared
+from mxref.conformance.processes import TIMEOUT, Group, run_shared
 from mxref.conformance.report import ConformanceReport, Outcome, environment
 from mxref.conformance.settings import SettingsChanged, settings_kept
-from mxref.formats import check_number
+from mxref.formats import FLOAT_SMALLEST, check_number
 from mxref.registry import REFERENCE, kernels
 
 POISON_BYTES = 64 << 20
@@ -45,6 +48,7 @@ def verify(
     commit: str | None = None,
     known_failures: str | Path | Mapping[tuple[str, str], str] | None = None,
     strict: bool = False,
+    timeout: float = TIMEOUT,
     on_progress: Callable[[str, int, int], None] | None = None,
 ) -> ConformanceReport:
     """Run every case of `ops` (None: all that the backend offers) up to `level` on `device`, and compare all bits, or what
@@ -52,13 +56,16 @@ def verify(
 
     Each case runs twice, its memory poisoned before, so that unwritten outputs and chance show. A call that a kernel refuses
     before it runs is counted as refused, with its reason; it neither passes nor fails (`strict`: it fails). A kernel that
-    raises on a call it accepted fails, as does one that changes a setting of the process (`settings.py`), which is put back.
+    raises on a call it accepted fails, as does one that changes a setting of the process (`settings.py`), which is put back,
+    writes into or around its arguments, or returns memory that is not its result's own. Some cases are calls that the
+    reference refuses: they pass if the call, by whomever it is answered, raises that error.
     `known_failures`: reasons by (op, case id), or a file of them
     (`read_known_failures`): such a case counts as known if it fails, and fails if it passes.
 
     `workers` processes share the work, since most of it is compiling kernels; what is repeated on the device runs after
-    all else in one, so that it finds the memory. A case whose process dies fails. 0: everything runs in this process, which
-    a kernel may end. `commit` is what the record names (None: what git says). `on_progress(op, done, cases)` is called as
+    all else in one, so that it finds the memory. A case whose process dies, or has no result after `timeout` seconds, fails.
+    0: everything runs in this process, without a limit of time; a kernel may end it, though not by Python's `os._exit`.
+    `commit` is what the record names (None: what git says). `on_progress(op, done, cases)` is called as
     work proceeds. Raises ValueError for unknown names, a known failure that no case of this run has, and a contract that an
     op does not have, RuntimeError for a backend that cannot be loaded.
     """
@@ -74,6 +81,7 @@ def verify(
             raise ValueError(f"op={op!r}: expected one of {', '.join(op for op in OPS if op in offered)}")
         _contract(op, backend)
     check_number("workers", workers, 0)
+    check_number("timeout", timeout, FLOAT_SMALLEST, expected="seconds > 0")
     check_device(device)
     known = known_failures if isinstance(known_failures, Mapping) else {}
     if isinstance(known_failures, (str, Path)):
@@ -93,7 +101,7 @@ def verify(
     small, repeated = ([group for group in sizes if group[-1] == many] for many in (False, True))
     if workers:
         shared = [({group: sizes[group] for group in part}, count) for part, count in ((small, workers), (repeated, 1))]
-        results = itertools.chain.from_iterable(run_shared(part, count, run, died) for part, count in shared)
+        results = itertools.chain.from_iterable(run_shared(part, count, run, died, timeout) for part, count in shared)
     else:
         results = ((group, list(run(group))) for group in (*small, *repeated))
     for group, outcomes in results:
@@ -130,11 +138,12 @@ def _lost(case: Case, why: str, backend: str, device: str) -> Outcome:
     return Outcome(case.op, case.id, case.format, case.dtype, failure=failure)
 
 
-def run_case_apart(case: Case, backend: str, device: str, strict: bool = False) -> Outcome:
-    """As `run_case`, in a process of its own: a kernel that ends it has failed."""
+def run_case_apart(case: Case, backend: str, device: str, strict: bool = False, timeout: float = TIMEOUT) -> Outcome:
+    """As `run_case`, in a process of its own: a kernel that ends it, or takes longer than `timeout` seconds, has failed."""
+    check_number("timeout", timeout, FLOAT_SMALLEST, expected="seconds > 0")
     run = partial(_run_one, id=case.id, backend=backend, device=device, strict=strict)
     died = lambda group, number, why: _lost(case, why, backend, device)  # noqa: E731
-    ((_, (outcome,)),) = run_shared({_group_of(case): 1}, 1, run, died)
+    ((_, (outcome,)),) = run_shared({_group_of(case): 1}, 1, run, died, timeout)
     return outcome
 
 
@@ -159,32 +168,73 @@ def run_case(case: Case, backend: str, device: str, strict: bool = False) -> Out
         pass
     with mxref.use():
         args, kwargs = case.arguments()
-        expected = registry.OPS[case.op](*args, **kwargs)
-        found, block = None, ""
+        if case.raises is None:
+            expected = registry.OPS[case.op](*args, **kwargs)
+        elif (taken := _taken(case, (), args, kwargs)) is not None:
+            raise RuntimeError(f"case {case.op} {case.id}, by the reference: {taken}")
+        refused, found, block, left = None, None, "", False
         try:
-            refused = _too_large(case, args, expected, backend, device)
-            if refused is None:
-                args, kwargs = to_device(args, device), to_device(kwargs, device)
-                with mxref.use(*subject), settings_kept("asking whether it takes the call"):
-                    reasons = mxref.explain_dispatch(case.op, *args, **kwargs).refusals
-                refused = "; ".join(why or "no reason given" for _, why in reasons) or None
-            if refused is not None and not strict:
-                return Outcome(case.op, case.id, case.format, case.dtype, refused=refused)
-            if refused is not None:
-                found = f"refused: {refused}"
-            elif case.repeats > 1:
-                found, block = _run_repeated(case, subject, args, kwargs, to_device(expected, device))
+            if case.raises is None:
+                refused, found, block = _compared(case, backend, subject, args, kwargs, expected, promised, device)
             else:
-                found, block = _run_twice(case, subject, args, kwargs, expected, promised, device)
-        except KeyboardInterrupt:
+                args, kwargs = to_device((args, kwargs), device)
+                left = _leaves(case.op, subject, args, kwargs)
+                found = None if left else _taken(case, subject, args, kwargs)
+        except (KeyboardInterrupt, Terminated):
             raise
         except SettingsChanged as changed:
             found, block = str(changed), "" if changed.__context__ is None else _traceback(changed.__context__)
         except BaseException as error:  # of the kernel, which may ask to exit, or of the device when its result is read
             found, said = f"it raised {type(error).__name__}: {error}", traceback.format_exception_only(error)[0]
             block = _traceback(error).removesuffix(said.rstrip()).rstrip()
+    if refused is not None and not strict:
+        return Outcome(case.op, case.id, case.format, case.dtype, refused=refused)
+    found = found if refused is None else f"refused: {refused}"
     failure = None if found is None else Failure(found, block, _command(case.op, case.id, backend, device))
-    return Outcome(case.op, case.id, case.format, case.dtype, failure=failure)
+    return Outcome(case.op, case.id, case.format, case.dtype, failure=failure, left=left)
+
+
+def _compared(case, backend, subject, args, kwargs, expected, promised, device) -> tuple[str | None, str | None, str]:
+    """(why the kernel does not run, what differs, the first block that does)."""
+    refused = _too_large(case, args, expected, backend, device)
+    if refused is not None:
+        return refused, None, ""
+    lent = _lent(expected, args, kwargs)
+    args, kwargs = to_device((args, kwargs), device)
+    refused = _refusal(case.op, subject, args, kwargs)
+    if refused is not None:
+        return refused, None, ""
+    if case.repeats > 1:
+        return None, *_run_repeated(case, subject, args, kwargs, to_device(expected, device))
+    return None, *_run_twice(case, subject, args, kwargs, expected, promised, lent, device)
+
+
+def _refusal(op: str, subject: tuple[str, ...], args: tuple, kwargs: dict) -> str | None:
+    with mxref.use(*subject), settings_kept("asking whether it takes the call"):
+        reasons = mxref.explain_dispatch(op, *args, **kwargs).refusals
+    return "; ".join(why or "no reason given" for _, why in reasons) or None
+
+
+def _leaves(op: str, subject: tuple[str, ...], args: tuple, kwargs: dict) -> bool:
+    """Whether a kernel leaves a call to the reference."""
+    try:
+        return _refusal(op, subject, args, kwargs) is not None
+    except registry.AskingFailed:
+        return True
+
+
+def _taken(case: Case, subject: tuple[str, ...], args: tuple, kwargs: dict) -> str | None:
+    """How a call ends that must be refused, unless it is."""
+    must = f"expected {case.raises.__name__}, as of the reference"
+    try:
+        _call(case.op, subject, args, kwargs)
+    except case.raises:
+        return None
+    except SettingsChanged:
+        raise
+    except Exception as error:
+        return f"it raised {type(error).__name__}: {error}; {must}"
+    return f"it gave a result; {must}"
 
 
 def _traceback(error: BaseException) -> str:
@@ -193,22 +243,65 @@ def _traceback(error: BaseException) -> str:
 
 def _call(op: str, subject: tuple[str, ...], args: tuple, kwargs: dict) -> Any:
     quiet = numpy.errstate(all="ignore")  # kernels that compute in numpy, as Triton's interpreter does, meet NaN on purpose
-    with mxref.use(*subject), registry.counted() as calls, settings_kept(), quiet:
+    with quiet, mxref.use(*subject), registry.counted() as calls, settings_kept(), _exit_raises():
         found = registry.OPS[op](*args, **kwargs)
     if subject and calls[op].answered == 0:
         raise RuntimeError("it refused a call that it had said to take")
     return found
 
 
-def _run_twice(case, subject, args, kwargs, expected, promised, device) -> tuple[str | None, str]:
+@contextlib.contextmanager
+def _exit_raises() -> Iterator[None]:
+    """Within it `os._exit` in this process, which would end it as if all were well, raises SystemExit."""
+    leave, here = os._exit, os.getpid()
+
+    def raises(status: int) -> None:
+        if os.getpid() != here:
+            leave(status)  # a process that a kernel has forked
+        raise SystemExit(f"os._exit({status})")
+
+    os._exit = raises
+    try:
+        yield
+    finally:
+        os._exit = leave
+
+
+def _run_twice(case, subject, args, kwargs, expected, promised, lent, device) -> tuple[str | None, str]:
     """(what differs, the first block that does)."""
+    memory = [_memory(x) for x in tensors((args, kwargs))]
+    before, kept = [x.clone() for x in memory], {}
     for _ in range(2):
         poison(device)
         actual = _call(case.op, subject, args, kwargs)
         found = promised(actual, expected, case)
         if found is not None:
             return found, first_block(case, actual, expected)
+        found = difference(memory, before)
+        if found is not None:
+            return f"it wrote into or beside an argument; of all bytes of tensor {found}", ""
+        own = {_address(x): x for name, x in parts(actual).items() if name not in lent and x.numel()}
+        if own.keys() & set(map(_address, memory)):
+            return "its result lies in the memory of an argument", ""
+        if own.keys() & kept.keys():
+            return "its results of two calls lie in the same memory", ""
+        kept = own  # alive, so that its memory is not given out again
     return None, ""
+
+
+def _memory(x: torch.Tensor) -> torch.Tensor:
+    """All bytes of the storage that a tensor lies in."""
+    return torch.empty(0, dtype=torch.uint8, device=x.device).set_(x.untyped_storage())
+
+
+def _address(x: torch.Tensor) -> int:
+    return x.untyped_storage().data_ptr()
+
+
+def _lent(expected: Any, args: tuple, kwargs: dict) -> set[str]:
+    """The parts of a result that the reference has in the memory of an argument: a kernel may too."""
+    given = set(map(_address, tensors((args, kwargs))))
+    return {name for name, part in parts(expected).items() if _address(part) in given}
 
 
 def _run_repeated(case, subject, args, kwargs, expected) -> tuple[str | None, str]:
