@@ -687,9 +687,9 @@ def _stacks(checkpoint: Checkpoint, scheme: Scheme) -> bool:
     entries = checkpoint.shards.entries
     stacked = any(checkpoint.stored[name].layout.stacked for name in checkpoint.quantized)
     stacked |= any(_STACK.fullmatch(name) and len(entries[name].shape) == 3 for name in checkpoint.plain)
-    wants = stacked or model in STACKING_MODELS
     if scheme.dialect == "plain":
-        return wants
+        return model in STACKING_MODELS
+    wants = stacked or model in STACKING_MODELS
     if scheme.layout(stacked=True) is not None and wants:
         return True
     if scheme.layout(stacked=False) is None:
