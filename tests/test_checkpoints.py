@@ -420,6 +420,22 @@ def test_a_weight_stored_plain_and_packed_is_refused(tmp_path):
     refused(lambda: load_checkpoint(copy(CT, tmp_path / "c", change)), "gate_proj.weight is stored a second time")
 
 
+@pytest.mark.parametrize("number", ["00", "01", "\u0660", "1\uff10"])
+@pytest.mark.parametrize("source", [CT, DATA / "base-qwen3moe"], ids=label)
+def test_a_second_way_to_write_an_experts_number_is_refused(source, number, tmp_path):
+    """Read as a number, most of them are an expert that is there: one of the two would be lost."""
+
+    def change(tensors):
+        for name in [name for name in tensors if ".experts.0.up_proj" in name]:
+            tensors[name.replace(".experts.0.", f".experts.{number}.")] = tensors[name].clone()
+
+    path = copy(source, tmp_path / "c", change)
+    message = rf"experts\.{number}\.up_proj.*'{number}' for an expert's number: expected 0, 1, 2"
+    refused(lambda: load_checkpoint(path), message)
+    refused(lambda: convert_checkpoint(path, tmp_path / "out", to="modelopt", format="nvfp4"), message)
+    assert "layout" in {fault.what for fault in inspect_checkpoint(path).faults}
+
+
 def test_a_config_that_names_another_format_is_refused():
     refused(lambda: load_checkpoint(CT, dialect="modelopt"), "scales without codes")
     config = json.loads((CT / "config.json").read_text())

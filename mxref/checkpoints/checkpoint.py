@@ -4,6 +4,7 @@ What makes a weight is decided and checked from headers alone; tensors are read 
 """
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
@@ -17,6 +18,7 @@ from mxref.checkpoints.files import CheckpointError, Entry, Shards, language_con
 from mxref.packing import from_layout
 
 SCALE_DTYPES = ("F32", "BF16")  # of tensor scales and input scales; bfloat16 is widened, exactly
+_ODD_EXPERT = re.compile(r"\.experts\.(?!(?:0|[1-9][0-9]*)\.)(\d+)\.")  # readers take its number for another's
 _NOT_APPLIED = ("pre_quant_scale", "weight_zero_point", "weight_g_idx")  # ends of names beside a weight that it needs
 
 
@@ -205,6 +207,10 @@ def open_checkpoint(
     for name in shards.entries:
         if name.endswith(_NOT_APPLIED):
             faults[name] = "not applied: expected weights that need none (fold it into them, or into the layer before)"
+        if odd := _ODD_EXPERT.search(name):
+            faults[name] = (
+                f"{odd[1]!r} for an expert's number: expected 0, 1, 2 and so on, in ASCII and without leading zeros"
+            )
     parts = {part for weight in weights.values() for part in weight.parts}
     by_codes = {weight.codes: weight for weight in weights.values()}
     stored = {}
