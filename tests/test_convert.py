@@ -454,6 +454,34 @@ def test_a_stack_is_taken_apart_and_put_together_again(tmp_path):
         assert_same_bits(again[name], source[name], name)
 
 
+@pytest.mark.parametrize(
+    "model, names", [("qwen3_moe", ("gate_proj", "up_proj", "down_proj")), ("mixtral", ("w1", "w3", "w2"))]
+)
+def test_stacks_of_a_model_that_has_experts_one_by_one_become_those(model, names, tmp_path):
+    path = copy(GPT_OSS, tmp_path / "c", config={"model_type": model})
+    convert_checkpoint(path, tmp_path / "out", to="plain", format="bf16")
+    golden, found = load_file(GPT_OSS / "golden_dequant.safetensors"), tensors(tmp_path / "out")
+    both, down = (golden[f"model.layers.0.mlp.experts.{stack}"].bfloat16() for stack in ("gate_up_proj", "down_proj"))
+    for e in range(2):
+        for part, expected in zip(names, (both[e, :, 0::2], both[e, :, 1::2], down[e])):
+            assert_same_bits(found.pop(f"model.layers.0.mlp.experts.{e}.{part}.weight"), expected.T.contiguous())
+    assert not [name for name in found if ".experts." in name and not name.endswith(".bias")]
+
+
+def test_stacks_go_into_no_stack_whose_reader_takes_their_rows_in_another_order(tmp_path):
+    """Of gpt-oss rows of gate and up alternate in every dialect, of other models in gpt-oss' alone."""
+    path = copy(GPT_OSS, tmp_path / "c", config={"model_type": "qwen3_moe"})
+    with pytest.raises(ValueError, match=r"how modelopt stores those in nvfp4 is not known \(model_type 'qwen3_moe'\)"):
+        convert_checkpoint(path, tmp_path / "out", to="modelopt", format="nvfp4")
+    convert_checkpoint(path, tmp_path / "same", to="gpt-oss")
+    path = copy(DATA / "modelopt-nvfp4-gptoss", tmp_path / "m", config={"model_type": "qwen3_moe"})
+    with pytest.raises(ValueError, match="to='gpt-oss' is for models of type gpt_oss: this one is 'qwen3_moe'"):
+        convert_checkpoint(path, tmp_path / "out", to="gpt-oss", format="mxfp4")
+    convert_checkpoint(path, tmp_path / "kept", to="modelopt")
+    for name, given in tensors(path).items():
+        assert_same_bits(tensors(tmp_path / "kept")[name], given, name)
+
+
 def test_floats_of_a_stacking_model_are_quantized_as_stacks_or_apart(tmp_path):
     convert_checkpoint(GPT_OSS, tmp_path / "floats", to="plain", format="bf16")
     for to, format in (("gpt-oss", "mxfp4"), ("compressed-tensors", "mxfp4")):
