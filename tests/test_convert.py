@@ -436,6 +436,27 @@ def test_floats_are_the_decoded_values(format, tmp_path):
         assert out.config["dtype"] == {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}[format]
 
 
+def test_values_beyond_float16_are_a_fault_that_names_their_tensors(convert, tmp_path):
+    """65520 lies halfway between float16's largest and 65536, and rounds to Inf."""
+    path, generator = tmp_path / "in", torch.Generator().manual_seed(0)
+    path.mkdir()
+    large, small = (torch.randn(4, 32, generator=generator) * scale for scale in (2.0**15, 1.0))
+    norms = {"m.norm.weight": torch.tensor([65520.0, torch.inf]), "m.other.weight": torch.tensor([65519.0, -torch.inf])}
+    save_file({"m.q_proj.weight": large, "m.k_proj.weight": small, **norms}, path / "model.safetensors")
+    convert_checkpoint(path, tmp_path / "mx", to="quark", format="mxfp4")
+    said = {}
+    for format in FLOATS:
+        conversion = convert_checkpoint(tmp_path / "mx", tmp_path / format, to="plain", format=format)
+        said[format] = conversion.lossless, [change.name for change in conversion.faults], conversion.notes
+    notes = (
+        "beyond f16: finite values of m.q_proj.weight are Inf now",
+        "beyond f16: finite values of m.norm.weight stay as they are, and are Inf to who reads them in f16",
+    )
+    assert said == {"f32": (True, [], ()), "bf16": (True, [], ()), "f16": (False, ["m.q_proj.weight"], notes)}
+    result = convert(tmp_path / "mx", "--to", "plain", "--format", "f16", "--out", tmp_path / "again")
+    assert result.exit_code == 1 and notes[0] in result.stdout
+
+
 # experts: stacks and matrices
 
 
