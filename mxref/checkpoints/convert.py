@@ -20,7 +20,7 @@ import torch
 from mxref.checkpoints.checkpoint import Checkpoint, QuantizedWeight, load_checkpoint, usable
 from mxref.checkpoints.dialects import DIALECTS, check_patterns, find_dialect
 from mxref.checkpoints.files import INDEX, WHOLE, CheckpointError, Output, ShardWriter, get, read_json, without, write_json
-from mxref.checkpoints.inspection import STACK, incomplete, promised
+from mxref.checkpoints.inspection import STACK, incomplete, promised, stored_twice
 from mxref.checkpoints.plan import DEFAULT, LINEAR, Plan, Wish, make_plan
 from mxref.checkpoints.recode import Change, not_finite
 from mxref.checkpoints.writers import FLOATS, header_metadata, quantization_configs
@@ -237,6 +237,8 @@ def _check_source(path: Path, checkpoint: Checkpoint) -> None:
             raise CheckpointError(f"{path}: {name} lies beside a quantized weight, and what it does to it is not known")
     for finding in (*promised(checkpoint), *(incomplete(checkpoint) if path.is_dir() else ())):
         raise CheckpointError(f"{path}: {finding.name}: {finding.detail}")
+    for finding in stored_twice(checkpoint):
+        raise CheckpointError(f"{path}: {finding.name}: {finding.what}, {finding.detail}")
 
 
 def _check_out(path: Path, out: Path, force: bool, written: Collection[str]) -> None:
