@@ -413,6 +413,21 @@ def test_values_that_no_weight_can_have_are_refused_on_look_up(fault, tmp_path):
     refused(lambda: checkpoint[f"{EXPERT}.gate_proj.weight"], f"model.safetensors: {message.replace('gate', '.*gate', 1)}")
 
 
+def test_a_checkpoint_shows_itself_in_a_line_and_names_what_is_near_to_a_wrong_name():
+    checkpoint = load_checkpoint(CT)
+    raw = load_file(CT / "model.safetensors")
+    size = sum(tensor.nbytes for tensor in raw.values())
+    assert repr(checkpoint) == f"<Checkpoint compressed-tensors w_nvfp4_a_nvfp4: {len(raw)} tensors, {size:,} bytes>"
+    name = "model.layers.0.mlp.experts.1.up_proj.weight"
+    for asked in (name + "_packed", name.replace("mlp", "mpl"), name.removesuffix(".weight"), 3):
+        with pytest.raises(KeyError) as refusal:
+            checkpoint[asked]
+        assert f"{asked!r} is not in the checkpoint: expected a name in it, such as" in str(refusal.value)
+        assert (name + "," in str(refusal.value)) == (asked != 3)
+        assert checkpoint.get(asked) is None and checkpoint.get(asked, 1) == 1
+    assert checkpoint.get(name).name == name
+
+
 def test_a_weight_stored_plain_and_packed_is_refused(tmp_path):
     def change(tensors):
         tensors[f"{EXPERT}.gate_proj.weight"] = torch.zeros(8, 128)
