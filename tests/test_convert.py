@@ -1225,7 +1225,7 @@ def test_out_is_replaced_only_by_force_and_only_if_it_is_a_checkpoint(tmp_path):
     for inside in (out, out / "model.safetensors"):
         with pytest.raises(ValueError, match="is the source, lies in it or holds it"):
             convert_checkpoint(inside, out, to="quark", format="mxfp6_e2m3", force=True)
-    with pytest.raises(ValueError, match="its directory does not exist"):
+    with pytest.raises(ValueError, match=f"its directory {str(tmp_path / 'no')!r} does not exist"):
         convert_checkpoint(BASE, tmp_path / "no" / "where", to="quark", format="mxfp4")
 
 

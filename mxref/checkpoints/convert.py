@@ -249,7 +249,7 @@ def _check_out(path: Path, out: Path, force: bool, written: Collection[str]) -> 
     if target == source or target in source.parents or source in target.parents:
         raise ValueError(f"out={str(out)!r} is the source, lies in it or holds it: expected another directory")
     if not _parent(out).is_dir():
-        raise ValueError(f"out={str(out)!r}: its directory does not exist")
+        raise ValueError(f"out={str(out)!r}: its directory {str(out.parent)!r} does not exist")
     for left in (_beside(out, "part"), _beside(out, "old")):
         if os.path.lexists(left):
             raise ValueError(_taken(out, left))
