@@ -17,8 +17,10 @@ import mxref
 from mxref import registry
 from mxref.conformance import cases, contracts, failure, html_page, inputs, operands, read_known_failures, runner, verify
 from mxref.conformance.cases import OPS, REPEATS, Case
+from mxref.conformance.failure import Failure
 from mxref.conformance.processes import run_shared
 from mxref.conformance.refusals import refusals
+from mxref.conformance.report import ConformanceReport, Outcome
 from mxref.conformance.runner import find_case, run_case
 from mxref.moe import ACTIVATIONS
 
@@ -162,6 +164,29 @@ def test_a_wrong_kernel_is_found(offer):
     assert "0x" in failed["every_bfloat16"].difference
     assert failed["every_bfloat16"].repeat == "mxref verify wrong --device cpu --op relu2 --case every_bfloat16"
     assert "FAILED relu2 every_bfloat16" in str(report)
+
+
+def test_one_fault_is_shown_in_full_once_and_counted_in_a_line_a_dtype():
+    def failed(op, id, format, dtype):
+        return Outcome(op, id, format, dtype, failure=Failure(f"{id} differs\nhere", "block\n" * 40, f"mxref verify {id}"))
+
+    ids = {dtype: [f"{i}-{dtype}" for i in range(30)] for dtype in ("float32", "float16")}
+    outcomes = [failed("qdq", id, "mxfp4", dtype) for dtype, found in ids.items() for id in found]
+    outcomes += [failed("qdq", "x", "nvfp4", "float32"), failed("silu", "alone", "-", "float32")]
+    report = ConformanceReport("b", 1, tuple(outcomes), "cpu", "2", None, "3", None, "today")
+    text = str(report)
+    assert [line for line in text.splitlines() if line.startswith(("FAILED", "again"))] == [
+        "FAILED qdq 0-float32",
+        "again: mxref verify 0-float32",
+        *(
+            f"FAILED qdq mxfp4 {dtype}: 30 cases ({', '.join(found[:3])}, ...), the first: {found[0]} differs"
+            for dtype, found in ids.items()
+        ),
+        "FAILED qdq nvfp4 float32: 1 case (x), the first: x differs",
+        "FAILED silu alone",
+        "again: mxref verify alone",
+    ]
+    assert text.count("block\n") == 2 * 40 and len(report.record()["failures"]) == 62
 
 
 def test_unknown_names_are_refused():
