@@ -70,7 +70,7 @@ def _writable(parameter: typer.CallbackParam, given: str | Path | None) -> str |
         if path.is_dir() or not str(given):
             _fail(f"{option}: expected a file, not a directory")
         if not path.absolute().parent.is_dir():
-            _fail(f"{option}: its directory does not exist")
+            _fail(f"{option}: its directory {str(path.parent)!r} does not exist")
         if path.exists() and not os.access(path, os.W_OK):
             _fail(f"{option}: it may not be written")
         if path.is_file() or not path.exists():
@@ -190,7 +190,8 @@ def _in_options(message: str, named: dict[str, str]) -> str:
 def _near(message: str) -> str:
     """A message that lists all recipes with the nearest alone."""
     said, found, rest = message.partition(f"expected one of {', '.join(RECIPES)}")
-    near = difflib.get_close_matches(said.rpartition("=")[2].strip(": '"), RECIPES)
+    given = said.rpartition("=")[2].strip(": '").lower()
+    near = difflib.get_close_matches(given, RECIPES) or [name for name in RECIPES if given and given in name]
     some = f"such as {', '.join(near)}; `mxref recipes` lists all" if near else "that `mxref recipes` lists"
     return f"{said}expected one {some}{rest}" if found else message
 

@@ -146,7 +146,7 @@ def test_the_benchmarks_are_listed():
         (("nothing",), f"NAME='nothing': expected one of {', '.join(NAMES)} on cpu"),
         (("blocks", "--device", "cuda"), "NAME='blocks': expected one of elementwise, eval, matmul, moe on cuda"),
         (("--device", "tpu"), "--device='tpu': expected one of cpu, cuda"),
-        (("--json", "no/such/r.json"), "--json='no/such/r.json': its directory does not exist"),
+        (("--json", "no/such/r.json"), "--json='no/such/r.json': its directory 'no/such' does not exist"),
     ],
 )
 def test_bad_usage_is_refused_in_one_line(arguments, message):

@@ -413,11 +413,42 @@ def test_values_that_no_weight_can_have_are_refused_on_look_up(fault, tmp_path):
     refused(lambda: checkpoint[f"{EXPERT}.gate_proj.weight"], f"model.safetensors: {message.replace('gate', '.*gate', 1)}")
 
 
+def test_a_checkpoint_shows_itself_in_a_line_and_names_what_is_near_to_a_wrong_name():
+    checkpoint = load_checkpoint(CT)
+    raw = load_file(CT / "model.safetensors")
+    size = sum(tensor.nbytes for tensor in raw.values())
+    assert repr(checkpoint) == f"<Checkpoint compressed-tensors w_nvfp4_a_nvfp4: {len(raw)} tensors, {size:,} bytes>"
+    name = "model.layers.0.mlp.experts.1.up_proj.weight"
+    for asked in (name + "_packed", name.replace("mlp", "mpl"), name.removesuffix(".weight"), 3):
+        with pytest.raises(KeyError) as refusal:
+            checkpoint[asked]
+        assert f"{asked!r} is not in the checkpoint: expected a name in it, such as" in str(refusal.value)
+        assert (name + "," in str(refusal.value)) == (asked != 3)
+        assert checkpoint.get(asked) is None and checkpoint.get(asked, 1) == 1
+    assert checkpoint.get(name).name == name
+
+
 def test_a_weight_stored_plain_and_packed_is_refused(tmp_path):
     def change(tensors):
         tensors[f"{EXPERT}.gate_proj.weight"] = torch.zeros(8, 128)
 
     refused(lambda: load_checkpoint(copy(CT, tmp_path / "c", change)), "gate_proj.weight is stored a second time")
+
+
+@pytest.mark.parametrize("number", ["00", "01", "\u0660", "1\uff10"])
+@pytest.mark.parametrize("source", [CT, DATA / "base-qwen3moe"], ids=label)
+def test_a_second_way_to_write_an_experts_number_is_refused(source, number, tmp_path):
+    """Read as a number, most of them are an expert that is there: one of the two would be lost."""
+
+    def change(tensors):
+        for name in [name for name in tensors if ".experts.0.up_proj" in name]:
+            tensors[name.replace(".experts.0.", f".experts.{number}.")] = tensors[name].clone()
+
+    path = copy(source, tmp_path / "c", change)
+    message = rf"experts\.{number}\.up_proj.*'{number}' for an expert's number: expected 0, 1, 2"
+    refused(lambda: load_checkpoint(path), message)
+    refused(lambda: convert_checkpoint(path, tmp_path / "out", to="modelopt", format="nvfp4"), message)
+    assert "layout" in {fault.what for fault in inspect_checkpoint(path).faults}
 
 
 def test_a_config_that_names_another_format_is_refused():

@@ -193,7 +193,7 @@ def test_eval_refuses_bad_usage_in_one_line(evaluate, options, message):
     [
         (("--window", 0), "window=0: expected 2 to 64 tokens"),
         (("--window", -16), "window=-16: expected 2 to 64 tokens"),
-        (("--window", 16, "--tokens", -32), "expected at least one window of ids"),
+        (("--window", 16, "--tokens", -32), "--ids='ids.json': 96 ids and --tokens=-32; expected at least one window of 16"),
     ],
 )
 def test_eval_of_ids_has_a_window(option, message, directory, tmp_path):
@@ -363,6 +363,10 @@ def test_recipes_lists_all_and_shows_every_choice_of_one(tmp_path):
         said = refusal(mxref_command("recipes", near))
         assert said.startswith(f"error: NAME={near!r}: expected one such as nvidia") and len(said) < 150
         assert said.endswith("; `mxref recipes` lists all\n")
+    for given, near in (("NVIDIA", "nvidia"), ("rceil", "ocp_rceil"), ("16x16", "nvidia_16x16")):
+        said = refusal(mxref_command("recipes", given))
+        assert said.startswith(f"error: NAME={given!r}: expected one such as ") and near in said
+    assert refusal(mxref_command("recipes", "foo")) == "error: NAME='foo': expected one that `mxref recipes` lists\n"
 
 
 def test_explain_prints_what_the_library_explains():
@@ -559,7 +563,7 @@ def test_a_file_that_cannot_be_written_is_found_before_the_work(command, option,
     (tmp_path / "folder.png").mkdir()
     for name, problem in (
         ("folder.png", "expected a file, not a directory"),
-        ("none/r.png", "its directory does not exist"),
+        ("none/r.png", f"its directory {str(tmp_path / 'none')!r} does not exist"),
         (f"{'x' * 300}.png", "File name too long"),
     ):
         said = refusal(mxref_command(command, *COMMANDS_THAT_FAIL[command], option, tmp_path / name))

@@ -20,8 +20,10 @@ import mxref
 from mxref import registry
 from mxref.conformance import cases, contracts, failure, html_page, inputs, operands, read_known_failures, runner, verify
 from mxref.conformance.cases import OPS, REPEATS, Case
+from mxref.conformance.failure import Failure
 from mxref.conformance.processes import run_shared
 from mxref.conformance.refusals import refusals
+from mxref.conformance.report import ConformanceReport, Outcome
 from mxref.conformance.runner import find_case, run_case
 from mxref.moe import ACTIVATIONS
 
@@ -167,6 +169,29 @@ def test_a_wrong_kernel_is_found(offer):
     assert "FAILED relu2 every_bfloat16" in str(report)
 
 
+def test_one_fault_is_shown_in_full_once_and_counted_in_a_line_a_dtype():
+    def failed(op, id, format, dtype):
+        return Outcome(op, id, format, dtype, failure=Failure(f"{id} differs\nhere", "block\n" * 40, f"mxref verify {id}"))
+
+    ids = {dtype: [f"{i}-{dtype}" for i in range(30)] for dtype in ("float32", "float16")}
+    outcomes = [failed("qdq", id, "mxfp4", dtype) for dtype, found in ids.items() for id in found]
+    outcomes += [failed("qdq", "x", "nvfp4", "float32"), failed("silu", "alone", "-", "float32")]
+    report = ConformanceReport("b", 1, tuple(outcomes), "cpu", "2", None, "3", None, "today")
+    text = str(report)
+    assert [line for line in text.splitlines() if line.startswith(("FAILED", "again"))] == [
+        "FAILED qdq 0-float32",
+        "again: mxref verify 0-float32",
+        *(
+            f"FAILED qdq mxfp4 {dtype}: 30 cases ({', '.join(found[:3])}, ...), the first: {found[0]} differs"
+            for dtype, found in ids.items()
+        ),
+        "FAILED qdq nvfp4 float32: 1 case (x), the first: x differs",
+        "FAILED silu alone",
+        "again: mxref verify alone",
+    ]
+    assert text.count("block\n") == 2 * 40 and len(report.record()["failures"]) == 62
+
+
 def test_unknown_names_are_refused():
     with pytest.raises(ValueError, match="op='expp': expected one of .*exp"):
         verify(ops=["expp"])
@@ -190,6 +215,9 @@ def test_the_commands():
     assert passed.returncode == 0 and json.loads(passed.stdout)["failed"] == 0
     assert run("verify", "--op", "decode", "--case", "e2m1-every_code").stdout == "passed\n"
     case = ("--op", "decode", "--case", "e2m1-every_code")
+    other = command("verify", "--op", "decode", "--case", "e2m1-every_cod")
+    assert "--case='e2m1-every_cod': decode has no such case; expected one of its" in other.stderr
+    assert "such as e2m1-every_code," in other.stderr and other.exit_code == 2
     for bad in (("--op", "nothing"), (*case[2:],), (*case[:3], "x"), ("nowhere",), (*case, "--html", "x.html")):
         refused = command("verify", *bad)
         assert refused.exit_code == 2 and refused.stderr.startswith("error: ") and refused.stderr.count("\n") == 1, bad
@@ -674,7 +702,8 @@ def test_the_commands_with_a_wrong_kernel(offer, tmp_path):
     assert json.loads(record.read_text())["failed"] == 4
     assert "FAILED" not in page.read_text() and "not &lt;contiguous&gt;" in page.read_text()
     early = command("verify", "wrong", "--html", tmp_path / "none" / "page.html")
-    assert early.exit_code == 2 and "its directory does not exist" in early.stderr and early.stdout == ""
+    assert early.exit_code == 2 and early.stdout == ""
+    assert f"its directory {str(tmp_path / 'none')!r} does not exist" in early.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html", "record.json"]
 
 

@@ -436,6 +436,27 @@ def test_floats_are_the_decoded_values(format, tmp_path):
         assert out.config["dtype"] == {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}[format]
 
 
+def test_values_beyond_float16_are_a_fault_that_names_their_tensors(convert, tmp_path):
+    """65520 lies halfway between float16's largest and 65536, and rounds to Inf."""
+    path, generator = tmp_path / "in", torch.Generator().manual_seed(0)
+    path.mkdir()
+    large, small = (torch.randn(4, 32, generator=generator) * scale for scale in (2.0**15, 1.0))
+    norms = {"m.norm.weight": torch.tensor([65520.0, torch.inf]), "m.other.weight": torch.tensor([65519.0, -torch.inf])}
+    save_file({"m.q_proj.weight": large, "m.k_proj.weight": small, **norms}, path / "model.safetensors")
+    convert_checkpoint(path, tmp_path / "mx", to="quark", format="mxfp4")
+    said = {}
+    for format in FLOATS:
+        conversion = convert_checkpoint(tmp_path / "mx", tmp_path / format, to="plain", format=format)
+        said[format] = conversion.lossless, [change.name for change in conversion.faults], conversion.notes
+    notes = (
+        "beyond f16: finite values of m.q_proj.weight are Inf now",
+        "beyond f16: finite values of m.norm.weight stay as they are, and are Inf to who reads them in f16",
+    )
+    assert said == {"f32": (True, [], ()), "bf16": (True, [], ()), "f16": (False, ["m.q_proj.weight"], notes)}
+    result = convert(tmp_path / "mx", "--to", "plain", "--format", "f16", "--out", tmp_path / "again")
+    assert result.exit_code == 1 and notes[0] in result.stdout
+
+
 # experts: stacks and matrices
 
 
@@ -452,6 +473,34 @@ def test_a_stack_is_taken_apart_and_put_together_again(tmp_path):
     assert set(again) == set(source)
     for name in source:
         assert_same_bits(again[name], source[name], name)
+
+
+@pytest.mark.parametrize(
+    "model, names", [("qwen3_moe", ("gate_proj", "up_proj", "down_proj")), ("mixtral", ("w1", "w3", "w2"))]
+)
+def test_stacks_of_a_model_that_has_experts_one_by_one_become_those(model, names, tmp_path):
+    path = copy(GPT_OSS, tmp_path / "c", config={"model_type": model})
+    convert_checkpoint(path, tmp_path / "out", to="plain", format="bf16")
+    golden, found = load_file(GPT_OSS / "golden_dequant.safetensors"), tensors(tmp_path / "out")
+    both, down = (golden[f"model.layers.0.mlp.experts.{stack}"].bfloat16() for stack in ("gate_up_proj", "down_proj"))
+    for e in range(2):
+        for part, expected in zip(names, (both[e, :, 0::2], both[e, :, 1::2], down[e])):
+            assert_same_bits(found.pop(f"model.layers.0.mlp.experts.{e}.{part}.weight"), expected.T.contiguous())
+    assert not [name for name in found if ".experts." in name and not name.endswith(".bias")]
+
+
+def test_stacks_go_into_no_stack_whose_reader_takes_their_rows_in_another_order(tmp_path):
+    """Of gpt-oss rows of gate and up alternate in every dialect, of other models in gpt-oss' alone."""
+    path = copy(GPT_OSS, tmp_path / "c", config={"model_type": "qwen3_moe"})
+    with pytest.raises(ValueError, match=r"how modelopt stores those in nvfp4 is not known \(model_type 'qwen3_moe'\)"):
+        convert_checkpoint(path, tmp_path / "out", to="modelopt", format="nvfp4")
+    convert_checkpoint(path, tmp_path / "same", to="gpt-oss")
+    path = copy(DATA / "modelopt-nvfp4-gptoss", tmp_path / "m", config={"model_type": "qwen3_moe"})
+    with pytest.raises(ValueError, match="to='gpt-oss' is for models of type gpt_oss: this one is 'qwen3_moe'"):
+        convert_checkpoint(path, tmp_path / "out", to="gpt-oss", format="mxfp4")
+    convert_checkpoint(path, tmp_path / "kept", to="modelopt")
+    for name, given in tensors(path).items():
+        assert_same_bits(tensors(tmp_path / "kept")[name], given, name)
 
 
 def test_floats_of_a_stacking_model_are_quantized_as_stacks_or_apart(tmp_path):
@@ -1176,7 +1225,7 @@ def test_out_is_replaced_only_by_force_and_only_if_it_is_a_checkpoint(tmp_path):
     for inside in (out, out / "model.safetensors"):
         with pytest.raises(ValueError, match="is the source, lies in it or holds it"):
             convert_checkpoint(inside, out, to="quark", format="mxfp6_e2m3", force=True)
-    with pytest.raises(ValueError, match="its directory does not exist"):
+    with pytest.raises(ValueError, match=f"its directory {str(tmp_path / 'no')!r} does not exist"):
         convert_checkpoint(BASE, tmp_path / "no" / "where", to="quark", format="mxfp4")
 
 

@@ -1,6 +1,7 @@
 """What `inspect_checkpoint` says of values, NaN and Inf, zero and negative scales, and of files that cannot be read."""
 
 import json
+import shutil
 import struct
 
 import pytest
@@ -205,3 +206,86 @@ def test_a_name_that_is_in_the_header_twice_is_refused(command, tmp_path):
     with pytest.raises(CheckpointError, match="^model.safetensors: the header has a twice: expected once$"):
         load_checkpoint(tmp_path)
     assert found(tmp_path) == [("files", str(tmp_path), "model.safetensors: the header has a twice: expected once")]
+
+
+# what a model that is loaded says too
+
+
+def models(path, kind):
+    """A tiny model as its own parameters lie, and as transformers writes it, experts one by one: two folders."""
+    pytest.importorskip("transformers")
+    from tiny_models import tiny_model
+
+    model = tiny_model(kind)
+    model.save_pretrained(path / "written")
+    (path / "own").mkdir()
+    shutil.copy(path / "written" / "config.json", path / "own")
+    save_file({name: t.clone() for name, t in model.state_dict().items()}, path / "own" / "model.safetensors")
+    return path / "own", path / "written"
+
+
+@pytest.mark.parametrize("kind", ["qwen3moe", "qwen2moe", "mixtral", "deepseekv3", "gptoss"])
+def test_stacks_of_floats_lie_as_their_model_has_them(kind, tmp_path):
+    from mxref.models import load
+
+    for path in models(tmp_path, kind):
+        assert found(path) == []
+        load(path)
+    own = load_file(tmp_path / "own" / "model.safetensors")
+    name = "model.layers.1.mlp.experts.down_proj"
+    save_file(own | {name: own[name].transpose(1, 2).contiguous()}, tmp_path / "own" / "model.safetensors")
+    given, expected = (list(shape) for shape in (own[name].transpose(1, 2).shape, own[name].shape))
+    assert found(tmp_path / "own") == [("shape", name, f"{given}, and by the config {expected}")]
+    with pytest.raises(CheckpointError, match=name):
+        load(tmp_path / "own")
+
+
+@pytest.mark.parametrize("kind", ["qwen3moe", "mixtral"])
+def test_a_matrix_that_is_stored_twice_is_a_fault_and_not_converted(kind, tmp_path):
+    from mxref.models import load
+
+    own, written = models(tmp_path, kind)
+    experts = {name: t for name, t in load_file(own / "model.safetensors").items() if ".experts." in name}
+    convert_checkpoint(written, tmp_path / "nvfp4", to="quark", format="nvfp4")
+    for path in (written, tmp_path / "nvfp4"):
+        save_file(load_file(path / "model.safetensors") | experts, path / "model.safetensors")
+    first = "block_sparse_moe.experts.0.w{}" if kind == "mixtral" else "mlp.experts.0.{}_proj"
+    of_gate, of_down = (first.format(names[kind == "mixtral"]) for names in (("gate", 1), ("down", 2)))
+    expected = [
+        (
+            "stored twice",
+            f"model.layers.{i}.mlp.experts.{part}_proj",
+            f"also as model.layers.{i}.{other}.weight and {n} others",
+        )
+        for i in range(2)
+        for part, other, n in (("gate_up", of_gate, 7), ("down", of_down, 3))
+    ]
+    assert sorted(found(written)) == sorted(expected)
+    with pytest.raises(CheckpointError, match="experts.* is stored a second time"):
+        load(written)
+    config = json.loads((tmp_path / "nvfp4" / "config.json").read_text())
+    config["quantization_config"]["exclude"] += ["*.experts.gate_up_proj", "*.experts.down_proj"]
+    (tmp_path / "nvfp4" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        CheckpointError, match="experts.down_proj: stored twice, also as model.layers.0.*experts.0.*3 others"
+    ):
+        convert_checkpoint(tmp_path / "nvfp4", tmp_path / "out", to="plain")
+
+
+def test_an_experts_matrix_under_two_names_of_its_own_is_a_fault(tmp_path):
+    names = ("a.experts.0.gate_proj.weight", "a.experts.0.w1.weight", "a.experts.0.w1.bias")
+    save_file({name: torch.ones(4, 4) for name in names}, tmp_path / "model.safetensors")
+    assert found(tmp_path / "model.safetensors") == [("stored twice", names[1], f"also as {names[0]}")]
+
+
+def test_numbers_of_experts_that_contradict_each_other_are_faults(tmp_path):
+    _, written = models(tmp_path, "deepseekv3")
+    config = json.loads((written / "config.json").read_text())
+    for changes, detail in (
+        ({"num_experts": 2}, "num_experts 2 and n_routed_experts 4: expected one number of experts"),
+        ({"num_experts_per_tok": 5}, "num_experts_per_tok 5, which n_routed_experts 4 cannot give"),
+        ({"num_experts_per_tok": 4, "num_experts": 4}, None),
+    ):
+        (written / "config.json").write_text(json.dumps(config | changes))
+        faults = [fault for fault in found(written) if fault[0] == "config"]
+        assert faults == ([("config", "config.json", detail)] if detail else [])

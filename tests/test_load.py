@@ -333,6 +333,46 @@ def test_every_weight_finds_its_place(kind, format, tmp_path):
             assert_same_bits(logits(whole, IDS), logits(plain, IDS))
 
 
+def in_stacks(folder, kind):
+    """A checkpoint of experts as gpt-oss stores them, gate and up rows interleaved, and the model whose weights it holds."""
+    width = "intermediate_size" if kind == "mixtral" else "moe_intermediate_size"
+    model = tiny_model(kind, **{width: 32})  # 2 * 32 rows of 64: what is turned or out of order has the same shape
+    stored = {name: t for name, t in model.state_dict().items() if ".experts." not in name}
+    for name, module in model.named_modules():
+        if name.endswith(".experts"):
+            gate, up = module.gate_up_proj.data.chunk(2, dim=1)
+            for part, weights in (
+                ("gate_up", torch.stack([gate, up], dim=2).flatten(1, 2)),
+                ("down", module.down_proj.data),
+            ):
+                q = mxref.quantize(weights.contiguous(), "mxfp4")
+                stored |= {
+                    f"{name}.{part}_proj_blocks": q.packed.unflatten(-1, (-1, 16)),
+                    f"{name}.{part}_proj_scales": q.scales,
+                }
+    folder.mkdir()
+    save_file({name: tensor.contiguous().clone() for name, tensor in stored.items()}, folder / "model.safetensors")
+    written = {**model.config.to_dict(), "quantization_config": {"quant_method": "mxfp4"}}
+    (folder / "config.json").write_text(json.dumps(written))
+    return folder, model
+
+
+@pytest.mark.parametrize("kind", ["qwen3moe", "mixtral", "deepseekv3"])
+def test_interleaved_rows_of_a_stack_are_decoded_to_the_models_own_order(kind, tmp_path):
+    folder, model = in_stacks(tmp_path / "made", kind)
+    decoded = load(folder, dequantized=True)
+    found = matrices(decoded)
+    for name, matrix in matrices(model).items():
+        if ".experts." in name:
+            assert_same_bits(found[name], mxref.qdq(matrix, "mxfp4"), name)
+    decoded.set_experts_implementation("eager")
+    assert_same_bits(logits(load(folder), IDS), logits(decoded, IDS))
+    convert_checkpoint(folder, tmp_path / "plain", to="plain")
+    plain = load(tmp_path / "plain")
+    plain.set_experts_implementation("eager")
+    assert_same_bits(logits(plain, IDS), logits(decoded, IDS))
+
+
 @pytest.mark.parametrize("semantics", ["blockwise", "dequantized"])
 @pytest.mark.parametrize("format", ["mxfp4", "nvfp4"])
 def test_other_semantics_are_moe_experts_and_matmul(format, semantics, tmp_path):
@@ -846,8 +886,9 @@ def test_a_checkpoint_can_be_quantized_anew(kept):
         ({}, "tokenizer=None: the model's directory has none.*ids='random', drawn from the vocabulary"),
         ({"ids": "some"}, "ids='some': expected one of random"),
         ({"ids": [1.5, 2.5]}, "ids=.*expected integers"),
-        ({"ids": [[1, 512]]}, "ids=.*from 0 to 511"),
-        ({"ids": [1, 2, 3]}, "ids=.*at least one window"),
+        ({"ids": [[1, 512]]}, "ids='ids' holds 512: expected ids from 0 to 511"),
+        ({"ids": [[1, -3, 512]]}, "ids='ids' holds -3: expected ids from 0 to 511"),
+        ({"ids": [1, 2, 3]}, "ids='ids': 3 ids and tokens=24576; expected at least one window of 128"),
         ({"ids": Path("no-such.json")}, "ids='no-such.json'"),
         ({"against": "./no-such"}, "against='./no-such': no such directory"),
         ({"ids": "random", "window": 1}, "window=1: expected 2 to 256"),

@@ -4,8 +4,11 @@ What makes a weight is decided and checked from headers alone; tensors are read 
 """
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from heapq import nlargest
 from math import prod
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from mxref.checkpoints.files import CheckpointError, Entry, Shards, language_con
 from mxref.packing import from_layout
 
 SCALE_DTYPES = ("F32", "BF16")  # of tensor scales and input scales; bfloat16 is widened, exactly
+_ODD_EXPERT = re.compile(r"\.experts\.(?!(?:0|[1-9][0-9]*)\.)(\d+)\.")  # readers take its number for another's
 _NOT_APPLIED = ("pre_quant_scale", "weight_zero_point", "weight_g_idx")  # ends of names beside a weight that it needs
 
 
@@ -128,11 +132,23 @@ class Checkpoint(Mapping):
         activations = f"_a_{self.declared.activations}" if self.declared.activations else ""
         return f"w_{'+'.join(self.formats)}{activations}"
 
+    def __repr__(self) -> str:
+        entries = self.shards.entries.values()
+        size = sum(stop - start for start, stop in (entry.place for entry in entries))
+        return f"<Checkpoint {self.dialect} {self.scheme}: {len(entries)} tensors, {size:,} bytes>"
+
     def __getitem__(self, name: str) -> QuantizedWeight | torch.Tensor:
+        if name not in self.stored:
+            near = nlargest(3, self.stored, partial(_alike, str(name)))
+            raise KeyError(f"{name!r} is not in the checkpoint: expected a name in it, such as {', '.join(near)}")
         weight = self.stored[name]
         if weight is None:
             return self.shards.read(name).to(self.device)
         return _read_weight(self.shards, weight, self.device)
+
+    def get(self, name: str, default: object = None) -> object:
+        """The weight or tensor of that name, or `default`, without a search for names that are near."""
+        return self[name] if name in self.stored else default
 
     def __contains__(self, name: object) -> bool:
         return name in self.stored
@@ -142,6 +158,11 @@ class Checkpoint(Mapping):
 
     def __len__(self) -> int:
         return len(self.stored)
+
+
+def _alike(one: str, other: str) -> int:
+    """How many characters two names begin and end with alike: one change between, and it is nearly all of them."""
+    return sum(len(os.path.commonprefix(pair)) for pair in ((one, other), (one[::-1], other[::-1])))
 
 
 def load_checkpoint(
@@ -205,6 +226,10 @@ def open_checkpoint(
     for name in shards.entries:
         if name.endswith(_NOT_APPLIED):
             faults[name] = "not applied: expected weights that need none (fold it into them, or into the layer before)"
+        if odd := _ODD_EXPERT.search(name):
+            faults[name] = (
+                f"{odd[1]!r} for an expert's number: expected 0, 1, 2 and so on, in ASCII and without leading zeros"
+            )
     parts = {part for weight in weights.values() for part in weight.parts}
     by_codes = {weight.codes: weight for weight in weights.values()}
     stored = {}

@@ -20,9 +20,9 @@ import torch
 from mxref.checkpoints.checkpoint import Checkpoint, QuantizedWeight, load_checkpoint, usable
 from mxref.checkpoints.dialects import DIALECTS, check_patterns, find_dialect
 from mxref.checkpoints.files import INDEX, WHOLE, CheckpointError, Output, ShardWriter, get, read_json, without, write_json
-from mxref.checkpoints.inspection import STACK, incomplete, promised
+from mxref.checkpoints.inspection import STACK, incomplete, promised, stored_twice
 from mxref.checkpoints.plan import DEFAULT, LINEAR, Plan, Wish, make_plan
-from mxref.checkpoints.recode import Change
+from mxref.checkpoints.recode import Change, not_finite
 from mxref.checkpoints.writers import FLOATS, header_metadata, quantization_configs
 from mxref.formats import check_choice, check_number
 from mxref.recipes import Recipe
@@ -136,7 +136,7 @@ def convert_checkpoint(
     free = shutil.disk_usage(_parent(out)).free
     if size > free:
         raise OSError(f"{out}: {size:,} bytes are to be written where {free:,} are free")
-    changes, odd_inputs = [], []
+    changes, odd_inputs, kept_beyond = [], [], []
     with _new_directory(out, seen) as folder:
         writer = ShardWriter(folder, outputs, shard_size, partial(header_metadata, plan.scheme, plan.dtype))
         try:
@@ -149,6 +149,7 @@ def convert_checkpoint(
                 del read
                 for name, tensor in tensors.items():
                     writer.write(name, tensor)
+                    kept_beyond += [name] if not job.converts and _overflows(tensor, plan.scheme.format) else []
                 changes += changed
                 if on_progress is not None:
                     on_progress("tensors", done, len(jobs))
@@ -167,7 +168,14 @@ def convert_checkpoint(
         copied=sum(not job.converts for job in jobs),
         files=tuple(writer.files),
         bytes=size,
-        notes=(*plan.notes, *_dropped(changes), *_not_finite(changes), *_odd(odd_inputs), *left),
+        notes=(
+            *plan.notes,
+            *_dropped(changes),
+            *_not_finite(changes),
+            *_beyond(plan.scheme.format, changes, kept_beyond),
+            *_odd(odd_inputs),
+            *left,
+        ),
     )
 
 
@@ -182,6 +190,22 @@ def _not_finite(changes: Sequence[Change]) -> Iterator[str]:
     if said:
         others = f" and in {len(said) - _SAID} other weights" if len(said) > _SAID else ""
         yield f"NaN or Inf in the source: {', '.join(said[:_SAID])}{others}"
+
+
+def _overflows(tensor: torch.Tensor, format: str) -> bool:
+    """Whether a tensor that stays as it is holds finite values that the dtype of the new config, if it is one, has not."""
+    if format not in FLOATS or not tensor.is_floating_point() or tensor.itemsize == 1:
+        return False
+    return not_finite(tensor.to(FLOATS[format])) > not_finite(tensor)
+
+
+def _beyond(format: str, changes: Sequence[Change], kept: Sequence[str]) -> Iterator[str]:
+    """What to say of finite values that floats of the new dtype do not reach; `kept`: names of what stays as it is."""
+    became = [change.name for change in changes if change.how == "decoded" and change.loss.max_error == inf]
+    for names, what in ((became, "are Inf now"), (kept, f"stay as they are, and are Inf to who reads them in {format}")):
+        if names:
+            others = f" and {len(names) - _SAID} others" if len(names) > _SAID else ""
+            yield f"beyond {format}: finite values of {', '.join(names[:_SAID])}{others} {what}"
 
 
 def _has_odd_input(value: QuantizedWeight | torch.Tensor) -> bool:
@@ -213,6 +237,8 @@ def _check_source(path: Path, checkpoint: Checkpoint) -> None:
             raise CheckpointError(f"{path}: {name} lies beside a quantized weight, and what it does to it is not known")
     for finding in (*promised(checkpoint), *(incomplete(checkpoint) if path.is_dir() else ())):
         raise CheckpointError(f"{path}: {finding.name}: {finding.detail}")
+    for finding in stored_twice(checkpoint):
+        raise CheckpointError(f"{path}: {finding.name}: {finding.what}, {finding.detail}")
 
 
 def _check_out(path: Path, out: Path, force: bool, written: Collection[str]) -> None:
@@ -223,7 +249,7 @@ def _check_out(path: Path, out: Path, force: bool, written: Collection[str]) -> 
     if target == source or target in source.parents or source in target.parents:
         raise ValueError(f"out={str(out)!r} is the source, lies in it or holds it: expected another directory")
     if not _parent(out).is_dir():
-        raise ValueError(f"out={str(out)!r}: its directory does not exist")
+        raise ValueError(f"out={str(out)!r}: its directory {str(out.parent)!r} does not exist")
     for left in (_beside(out, "part"), _beside(out, "old")):
         if os.path.lexists(left):
             raise ValueError(_taken(out, left))

@@ -17,6 +17,7 @@ from mxref.checkpoints.checkpoint import Checkpoint, QuantizedWeight, open_check
 from mxref.checkpoints.dialects import DIALECTS
 from mxref.checkpoints.files import CheckpointError, UnreadableError, get, language_config
 from mxref.checkpoints.recode import dead_blocks, not_finite
+from mxref.checkpoints.writers import STACKING_MODELS
 
 RMS_RANGE = (1e-6, 1e3)  # of the weights of a trained matrix, with a wide margin
 INPUT_RANGE = (1e-6, 1e6)  # of the largest input that a layer saw in calibration, with a wide margin
@@ -27,6 +28,9 @@ _WIDE = (*_FLOATS, "BOOL", "I16", "I32", "I64", "U16", "U32", "U64")
 _LAYER, _EXPERT = re.compile(r"(?<=\.layers\.)\d+(?=\.)"), re.compile(r"(?<=\.experts\.)\d+(?=\.)")
 _LINEAR = re.compile(r".*(_proj|\.w[123])")
 STACK = re.compile(r".*\.experts\.(gate_up_proj|up_proj|down_proj)")
+_OF_ONE_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.(weight|bias)")
+_OF_ALL_EXPERTS = re.compile(r"(.*\.experts)\.(gate_up|up|down)_proj(_bias)?")
+_USUAL = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 _PAIRS = (("gate_proj", "up_proj"), ("w1", "w3"))
 # What every layer of a model type has, and what one with experts has besides, with shapes; alternatives stand together.
 # Letters are sizes as `_sizes` reads them from the config, ? is any.
@@ -126,10 +130,10 @@ def inspect_checkpoint(
     positive, or of inputs too large or small to be any, weights whose rms is implausible (and would not be in the other
     direction of the tensor scale), tensors that belong to no weight, plain tensors of integers or float64 for floats;
     layers, experts and quantized modules that the config promises and the files lack, layers and experts beyond those
-    that it counts, experts of a layer in several formats; of known model types norms, routers and projections that a
-    layer lacks, and shapes that are not the config's. Warnings: gate and up with different scales, weights that are all
-    zero or end in a short block, experts quantized in part, weights not quantized in blocks, a quantized KV cache, a file
-    that is not read.
+    that it counts, numbers of experts that contradict each other, experts of a layer in several formats, what is stored
+    under two names; of known model types norms, routers and projections that a layer lacks, and shapes that are not the
+    config's. Warnings: gate and up with different scales, weights that are all zero or end in a short block, experts
+    quantized in part, weights not quantized in blocks, a quantized KV cache, a file that is not read.
     `dialect`: as for `load_checkpoint`. `on_progress("tensors", done, all)` is called as work proceeds. Memory holds one
     tensor at a time. Raises ValueError for a path that is no checkpoint, and for a file that is broken or cut off
     (`UnreadableError`).
@@ -170,7 +174,7 @@ def inspect_checkpoint(
         experts |= {weight.tensor.shape[0]} if weight.tensor.ndim == 3 else set()
         scales[name] = {"tensor scale": weight.tensor.tensor_scale, "input scale": weight.input_scale}
     findings += [*_gate_up(scales), *_unknown(checkpoint, broken), *promised(checkpoint), *incomplete(checkpoint)]
-    findings += [*_misshapen(checkpoint), *_mixed(checkpoint)]
+    findings += [*_misshapen(checkpoint), *_mixed(checkpoint), *stored_twice(checkpoint), *_miscounted(checkpoint.config)]
     if not checkpoint.shards.entries:
         findings.append(Finding("fault", "files", str(path), "there is no tensor in them"))
     known = {finding.name for finding in findings}
@@ -402,11 +406,47 @@ def _misshapen(checkpoint: Checkpoint) -> Iterator[Finding]:
             continue
         shape = list(checkpoint.shards.entries[name].shape if weight is None else weight.shape)
         wanted = [sizes.get(letter) for letter in expected.split()]
-        if weight is None and len(wanted) == 3:  # stacks of floats are [experts, in, out]
-            wanted[1:] = reversed(wanted[1:])
+        if weight is None and len(wanted) == 3 and get(config, "model_type") in STACKING_MODELS:
+            wanted[1:] = reversed(wanted[1:])  # their stacks of floats are [experts, in, out]
         if len(shape) != len(wanted) or any(size and size != given for size, given in zip(wanted, shape)):
             said = ", ".join(str(size or "any") for size in wanted)
             yield Finding("fault", "shape", name, f"{shape}, and by the config [{said}]")
+
+
+def stored_twice(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """What is stored under two names: matrices of experts as a stack and one by one, or by another name of theirs."""
+    mixtral = get(language_config(checkpoint.config), "model_type") == "mixtral"  # whose block others, and it, call mlp
+    found: dict[tuple, list[str]] = defaultdict(list)
+    stacks: dict[tuple, list[str]] = defaultdict(list)
+    for name in checkpoint:
+        place = name.replace(".block_sparse_moe.", ".mlp.") if mixtral else name
+        if match := _OF_ALL_EXPERTS.fullmatch(place):
+            stacks[match[1], match[2] == "down", match[3] is not None].append(name)
+        elif match := _OF_ONE_EXPERT.fullmatch(place):
+            part = _USUAL.get(match[3], match[3])
+            found[match[1], part == "down_proj", match[4] == "bias", part, match[2]].append(name)
+        else:
+            found[(place,)].append(name)
+    for key, names in found.items():
+        stacks.get(key[:3], []).extend(names)
+        if len(names) > 1:
+            yield Finding("fault", "stored twice", names[1], f"also as {names[0]}")
+    for first, *others in stacks.values():
+        if others:
+            more = f" and {len(others) - 1} others" if len(others) > 1 else ""
+            yield Finding("fault", "stored twice", first, f"also as {others[0]}{more}")
+
+
+def _miscounted(config: object) -> Iterator[Finding]:
+    """Numbers of experts that contradict each other."""
+    config = language_config(config)
+    counts = {key: number for key in _EXPERT_COUNTS if (number := _counted(config, key))}
+    said = " and ".join(f"{key} {number}" for key, number in counts.items())
+    if len(set(counts.values())) > 1:
+        yield Finding("fault", "config", "config.json", f"{said}: expected one number of experts")
+    chosen = _counted(config, "num_experts_per_tok")
+    if counts and chosen > max(counts.values()):
+        yield Finding("fault", "config", "config.json", f"num_experts_per_tok {chosen}, which {said} cannot give")
 
 
 def _sizes(config: object) -> dict[str, int]:

@@ -270,13 +270,17 @@ class Plan:
     def _taken_apart(self, name: str, shape: tuple[int, ...]) -> list[Part]:
         """The matrices of a stack `[experts, out, in]` as modules of their own."""
         experts, kind = name.rpartition(".")[::2]
+
+        def module(expert: int, kind: str) -> str:
+            return expert_module(f"{experts}.{expert}.{kind}", self.scheme.dialect, self.model)
+
         if kind != FUSED:
-            return [Part(f"{experts}.{e}.{kind}", name, shape[1:], e) for e in range(shape[0])]
+            return [Part(module(e, kind), name, shape[1:], e) for e in range(shape[0])]
         if self._rows(name) is None or shape[1] % 2:
             raise ValueError(f"{name} stacks gate and up, and nothing says in which order its {shape[1]} rows are")
         half = (shape[1] // 2, *shape[2:])
         halves = list(enumerate(_HALVES))
-        return [Part(f"{experts}.{e}.{kind}", name, half, e, i) for e in range(shape[0]) for i, kind in halves]
+        return [Part(module(e, kind), name, half, e, i) for e in range(shape[0]) for i, kind in halves]
 
     def _rows(self, name: str) -> str | None:
         """How a stack orders its rows."""
@@ -687,16 +691,17 @@ def _stacks(checkpoint: Checkpoint, scheme: Scheme) -> bool:
     entries = checkpoint.shards.entries
     stacked = any(checkpoint.stored[name].layout.stacked for name in checkpoint.quantized)
     stacked |= any(_STACK.fullmatch(name) and len(entries[name].shape) == 3 for name in checkpoint.plain)
-    wants = stacked or model in STACKING_MODELS
     if scheme.dialect == "plain":
-        return wants
-    if scheme.layout(stacked=True) is not None and wants:
+        return model in STACKING_MODELS
+    same = stacked and checkpoint.dialect == scheme.dialect  # another orders their rows otherwise
+    if scheme.layout(stacked=True) is not None and (same or model in STACKING_MODELS):
         return True
     if scheme.layout(stacked=False) is None:
         raise ValueError(f"to={scheme.dialect!r} is for models of type {', '.join(STACKING_MODELS)}: this one is {model!r}")
     if stacked and checkpoint.quantized and scheme.dialect != "compressed-tensors":
         raise ValueError(
-            f"the source stacks its experts, and how {scheme.dialect} stores those in {scheme.format} is not known"
+            f"the source stacks its experts, and how {scheme.dialect} stores those in {scheme.format} is not known "
+            f"(model_type {model!r})"
         )
     return False
 

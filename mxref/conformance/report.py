@@ -13,7 +13,7 @@ import torch
 
 from mxref.conformance.failure import Failure
 
-SHOWN = 20
+SHOWN = 3  # cases of a format that are named in a line
 KINDS = ("passed", "failed", "known", "refused")
 
 
@@ -129,13 +129,24 @@ class ConformanceReport:
             lines.append(f"{op:<12} " + " ".join(f"{counts[kind]:>5} {kind}" for kind in KINDS))
         lines += [f"refused: {reason}" for reason in sorted({o.refused for o in self.outcomes if o.refused})]
         lines += [f"known: {o.op} {o.id}: {o.known}" for o in self.outcomes if o.kind == "known"]
-        failures = [o for o in self.outcomes if o.kind == "failed"]
-        for outcome in failures[:SHOWN]:
-            lines += [f"FAILED {outcome.op} {outcome.id}", str(outcome.failure)]
-        if len(failures) > SHOWN:
-            lines.append(f"... and {len(failures) - SHOWN} more failures")
+        for op in ops:
+            lines += _failures(op, [o for o in self.outcomes if o.kind == "failed" and o.op == op])
         lines.append(", ".join(f"{self.counts[kind]} {kind}" for kind in KINDS))
         return "\n".join(lines)
+
+
+def _failures(op: str, failed: list[Outcome]) -> list[str]:
+    """Of an op the first failure in full, since others mostly have its cause; in a line each format and dtype, how many."""
+    groups: dict[tuple[str, str], list[Outcome]] = {}
+    for outcome in failed:
+        groups.setdefault((outcome.format, outcome.dtype), []).append(outcome)
+    lines = [text for first in failed[:1] for text in (f"FAILED {op} {first.id}", str(first.failure))]
+    for (format, dtype), group in groups.items() if failed[1:] else ():
+        ids = ", ".join(outcome.id for outcome in group[:SHOWN]) + (", ..." if group[SHOWN:] else "")
+        said = str(group[0].failure.difference).splitlines()[:1]
+        count = f"{len(group)} case{'s' if group[1:] else ''}"
+        lines.append(f"FAILED {op} {format} {dtype}: {count} ({ids}), the first: {''.join(said)}")
+    return lines
 
 
 def environment(device: str, commit: str | None, *packages: str) -> dict[str, str | None]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import difflib
 import itertools
 import os
 import traceback
@@ -411,7 +412,8 @@ def poison(device: str) -> None:
 
 def find_case(op: str, id: str) -> Case:
     """The case of that id; ValueError if there is none."""
-    for case in cases(op, max(LEVELS)):
-        if case.id == id:
-            return case
-    raise ValueError(f"case={id!r}: {op} has no such case")
+    found = {case.id: case for case in cases(op, max(LEVELS))}
+    if id not in found:
+        near = difflib.get_close_matches(id, found) or list(found)[:3]
+        raise ValueError(f"case={id!r}: {op} has no such case; expected one of its {len(found)}, such as {', '.join(near)}")
+    return found[id]

@@ -52,14 +52,17 @@ def read_ids(ids: Tensor | Sequence | Path, model: nn.Module, window: int, token
         raise ValueError(
             f"ids={name!r}: {ids.dtype} {list(ids.shape)}; expected integers [windows, window], or one sequence"
         )
-    ids = ids.long().cpu()
+    given, ids = f"{ids.numel()} ids", ids.long().cpu()
     _check_window(model, window if ids.ndim == 1 else ids.shape[1])
     if ids.ndim == 1:
         count = max(min(len(ids), tokens), 0) // window
         ids = ids[: count * window].view(count, window)
     size = model.config.get_text_config().vocab_size
-    if not len(ids) or not 0 <= int(ids.min()) <= int(ids.max()) < size:
-        raise ValueError(f"ids={name!r}: expected at least one window of ids from 0 to {size - 1}")
+    if not len(ids):
+        raise ValueError(f"ids={name!r}: {given} and tokens={tokens}; expected at least one window of {window}")
+    outside = ids[(ids < 0) | (ids >= size)]
+    if len(outside):
+        raise ValueError(f"ids={name!r} holds {int(outside[0])}: expected ids from 0 to {size - 1}")
     return Corpus(name, ids)
 
 
@@ -108,8 +111,9 @@ def read_text(text: str | Path | None, tokenizer: Any, model: nn.Module, window:
         raise ValueError(
             f"text={name!r}: {min(len(ids), tokens):,} tokens are too few; expected at least one window of {window}"
         )
-    if max(ids[: count * window]) >= model.config.get_text_config().vocab_size:
-        raise ValueError("tokenizer: it gives ids beyond the model's vocabulary; expected the model's own tokenizer")
+    largest, size = max(ids[: count * window]), model.config.get_text_config().vocab_size
+    if largest >= size:
+        raise ValueError(f"tokenizer: it gives the id {largest}, the model has {size}; expected the model's own tokenizer")
     ends = [end for _, end in encoded["offset_mapping"]]
     spans = [(ends[first], ends[first + window - 1]) for first in range(0, count * window, window)]
     return Corpus(

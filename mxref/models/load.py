@@ -367,11 +367,16 @@ def _put_in_experts(
             parameter = torch.empty_like(parameter, device=device)
             _set(own, parameter_name, parameter)
         slot = parameter.transpose(1, 2) if kind == "weight" and own.is_transposed else parameter
-        slot = slot if expert is None else slot[expert]
         if part in ("gate", "up") and own.has_gate:
-            rows, second = slot.shape[0] // 2, part == "up"
-            slot = slot[second * rows :][:rows] if own.is_concatenated else slot[int(second) :: 2]
-        slot.copy_(_plain(name, value, slot.shape, slot.dtype, device))
+            slot = split_gate_up(slot, own.is_concatenated)[part == "up"]
+        slot = slot if expert is None else slot[expert]
+        values = _plain(name, value, slot.shape, slot.dtype, device)
+        if part == "gate_up":
+            given = split_gate_up(values, value.rows != "interleaved")
+            for half, rows in zip(split_gate_up(slot, own.is_concatenated), given):
+                half.copy_(rows)
+        else:
+            slot.copy_(values)
     layer.filled[parameter_name].add((part, expert))
 
 
