@@ -906,6 +906,23 @@ def test_inputs_that_torchaos_header_quantizes_otherwise_are_refused(key, value)
     )
 
 
+def test_headers_of_torchaos_shards_that_contradict_each_other_are_refused(tmp_path):
+    path = copy(TORCHAO, tmp_path / "c")
+    shard(path, lambda name: int("k_proj" in name))  # both headers describe all
+    assert len(load_checkpoint(path).quantized) == len(load_checkpoint(TORCHAO).quantized)
+    name, file = "model.layers.0.self_attn.k_proj.weight", path / "model-1.safetensors"
+    metadata = Shards([file]).metadata
+    spaced = {key: text.replace(":", " : ") for key, text in metadata.items() if key != "format"}
+    save_file(load_file(file), file, metadata=metadata | spaced | {"tensor_names": "[]", "tool": "another"})
+    assert len(load_checkpoint(path).quantized) == len(load_checkpoint(TORCHAO).quantized)
+    linear = {
+        name: metadata[name].replace('"is_swizzled_scales": true}, "_tensor', '"is_swizzled_scales": false}, "_tensor')
+    }
+    save_file(load_file(file), file, metadata=metadata | linear)
+    message = r"the headers of model-0.safetensors and model-1.safetensors say _data.is_swizzled_scales True and False"
+    refused(lambda: load_checkpoint(path), f"{name}: {message}")
+
+
 @pytest.mark.parametrize("source, config, why", SKIPPED)
 def test_a_quantized_weight_that_the_config_leaves_as_it_is_is_refused(source, config, why, tmp_path):
     path = edited(source, tmp_path / "c", config)

@@ -265,7 +265,10 @@ def _find_weight(
     if not fitting:
         pairs = {f"{layout.codes_dtype} with {' or '.join(layout.scales_dtype)}" for layout in layouts}
         raise CheckpointError(f"{given}: expected dtypes {', or '.join(sorted(pairs))}")
-    header = header_says(dialect, shards.metadata, stem + layouts[0].weight, says)
+    name = stem + layouts[0].weight
+    if dialect == "torchao" and name in shards.clashes:
+        raise CheckpointError(f"{name}: {shards.clashes[name]}")
+    header = header_says(dialect, shards.metadata, name, says)
     formats = says.formats_of(stem) if header is None else {header[0]}
     fitting = [layout for layout in fitting if not formats or layout.format in formats]
     fitting = [layout for layout in fitting if header is None or layout.scale_layout == header[1]]
