@@ -303,7 +303,8 @@ def make(folder, kind="qwen3moe", format="mxfp4", activations=True, change=None,
     folder.mkdir()
     save_file({name: tensor.contiguous().clone() for name, tensor in stored.items()}, folder / "model.safetensors")
     group = {"targets": [r"re:.*\.experts\..*_proj", "re:.*o_proj"], "weights": args}
-    group["input_activations"] = {**args, "dynamic": True} if activations else None
+    dynamic = {"dynamic": "local" if format == "nvfp4" else True}  # of NVFP4 the tensor scale is stored
+    group["input_activations"] = {**args, **dynamic} if activations else None
     quantization = {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}, "ignore": ["lm_head"]}
     written = {**model.config.to_dict(), "quantization_config": quantization, **(config or {})}
     (folder / "config.json").write_text(json.dumps(written))

@@ -175,14 +175,15 @@ def load_checkpoint(
     ValueError: nowhere: expected a checkpoint directory or a .safetensors file
     """
     checkpoint, faults = open_checkpoint(path, device=device, dialect=dialect)
+    says = checkpoint.declared
+    if says.refused:
+        raise CheckpointError(f"{path}: the config says {says.refused[0]}")
     if faults:
         name, fault = next(iter(faults.items()))
         shard = checkpoint.shards.entries[name].shard.name
         raise CheckpointError(f"{shard}: {name}: {fault}")
-    said = [*checkpoint.declared.refused, *(() if weights_only else checkpoint.declared.unread)]
-    if said:
-        way = "" if checkpoint.declared.refused else "; weights_only=True takes the weights alone"
-        raise CheckpointError(f"{path}: the config says {said[0]}{way}")
+    if says.unread and not weights_only:
+        raise CheckpointError(f"{path}: the config says {says.unread[0]}; weights_only=True takes the weights alone")
     return checkpoint
 
 
