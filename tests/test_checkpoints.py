@@ -458,9 +458,9 @@ def test_a_config_that_names_another_format_is_refused():
 
 
 def test_formats_of_the_config_and_of_the_tensors_must_agree(tmp_path):
-    config = json.loads((CT / "config.json").read_text())
-    config["quantization_config"]["config_groups"]["group_0"]["weights"]["group_size"] = 32
-    path = copy(CT, tmp_path / "c", config=config)
+    path = edited(
+        CT, tmp_path / "c", MIXED | {WEIGHTS: {"num_bits": 4, "type": "float", "group_size": 32}, (*GROUP, "format"): None}
+    )
     refused(lambda: load_checkpoint(path), "codes U8 .* F8_E4M3 .*: the config says mxfp4")
 
 
@@ -720,6 +720,7 @@ def activation_dtype(name):
     return {"activation_dtype": {"_type": "torch.dtype", "_data": name}}
 
 
+LEFT_OUT = ("quantization_config", "ignore")
 NOT_FOLLOWED = {  # what makes the weights other than they are read
     "AWQ": (MODELOPT, said(quant_algo="NVFP4_AWQ"), r'quant_algo "NVFP4_AWQ": expected one of NVFP4, '),
     "other weights": (MODELOPT, said(quant_algo="MXFP8"), "quant_algo .*MXFP8.*hf_quant_config.json .*NVFP4"),
@@ -762,11 +763,31 @@ NOT_FOLLOWED = {  # what makes the weights other than they are read
         'export.pack_method "order": expected "reorder"',
     ),
     "one level, Quark": (QUARK_NV, {(*QUARK_ALL, "weight"): lambda specs: specs[:1]}, "weight .*: expected a second spec"),
+    "weights quantized on the fly": (CT, {(*WEIGHTS, "dynamic"): True}, "weights.dynamic true: expected false"),
+    "weights quantized on the fly, Quark": (
+        QUARK_MX,
+        {(*QUARK_ALL, "weight", "is_dynamic"): True},
+        "is_dynamic true: expected f",
+    ),
+    "calibration unfinished": (CT, said(quantization_status="calibration"), 'status "calibration": expected compressed or'),
+    "all linears left out": (
+        CT,
+        {LEFT_OUT: lambda names: [*names, "Linear"]},
+        'ignore "Linear": a class that all linears are',
+    ),
+    "weights decoded already, Quark": (
+        QUARK_MX,
+        {("quantization_config", "export", "weight_format"): "fake_quantized"},
+        'export.weight_format "fake_quantized": expected "real_quantized"',
+    ),
     "two groups": (CT, second_group(targets=["Linear"], input_activations=None), "'Linear' and 'Linear' say different"),
 }
+
 NOT_RUN = {  # what a forward pass would have to do
     "FP8 inputs": (CT_MX, {INPUTS: FP8}, r"group_0.input_activations .*: expected blocks of nvfp4, "),
     "static inputs": (CT_MX, {(*INPUTS, "dynamic"): False}, "input_activations.dynamic false: expected true"),
+    "tensor scales of each input": (CT, {(*INPUTS, "dynamic"): True}, 'input_activations.dynamic true: expected "local"'),
+    "block scales of all inputs": (CT, {(*INPUTS, "dynamic"): False}, 'input_activations.dynamic false: expected "local"'),
     "a group without inputs": (CT_MX, second_group(input_activations=None), "differ between config_groups, mxfp4, None"),
     "outputs": (CT_MX, {(*GROUP, "output_activations"): FP8}, "output_activations .*: expected null"),
     "softmax": (QUARK_MX, said(softmax_quant_spec={"dtype": "fp8_e4m3"}), "softmax_quant_spec .*: expected null"),
@@ -827,6 +848,45 @@ NOT_RUN = {  # what a forward pass would have to do
         "expected an activation_dtype",
     ),
 }
+
+
+INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}
+FP8_WEIGHTS = {"num_bits": 8, "type": "float", "strategy": "channel"}
+MIXED = {("quantization_config", "format"): "mixed-precision"}
+QUARK_INPUT = {"dtype": "fp4", "group_size": 32}
+
+
+def quark_layer(pattern, **weight):
+    """Of modules another weight than all others have, with their inputs."""
+    return said(layer_quant_config={pattern: {"weight": weight, "input_tensors": QUARK_INPUT}})
+
+
+OTHERS = [  # weights in no blocks that are read, of some modules
+    (CT, lambda target: MIXED | second_group(targets=[target], weights=INT4, format="pack-quantized"), "group_1", "int4"),
+    (CT, lambda target: MIXED | second_group(targets=[target], weights=FP8_WEIGHTS, format=None), "group_1", "float8"),
+    (QUARK_MX, lambda target: quark_layer(target.replace("re:.", ""), dtype="int4", group_size=32), "layer_quant", "int4"),
+    (QUARK_MX, lambda target: quark_layer(target.replace("re:.", ""), dtype="fp4", group_size=64), "layer_quant", "fp4"),
+    (QUARK_MX, lambda target: quark_layer(target.replace("re:.", ""), dtype="fp8_e4m3"), "layer_quant", "fp8_e4m3"),
+]
+
+
+@pytest.mark.parametrize("source, config, key, given", OTHERS)
+def test_weights_that_a_config_has_in_other_blocks_are_refused_stored_in_these_and_named_in_any_case(
+    source, config, key, given, tmp_path
+):
+    path = edited(source, tmp_path / "c", config("re:.*down_proj"))
+    refused(lambda: load_checkpoint(path, weights_only=True), rf"down_proj.weight_scale: .* says {given} in other blocks")
+    path = edited(source, tmp_path / "d", config("re:.*elsewhere"))
+    refused(lambda: load_checkpoint(path), f"{key}.*weight.* {{.*: expected .*weights_only=True takes the weights alone")
+    assert load_checkpoint(path, weights_only=True).formats == load_checkpoint(source).formats
+
+
+def test_inputs_quantized_before_a_weight_that_is_not_are_refused(tmp_path):
+    layers = {"*.lm_head": {"weight": None, "input_tensors": QUARK_INPUT}}
+    path = edited(QUARK_MX, tmp_path / "c", said(layer_quant_config=layers))
+    refused(
+        lambda: load_checkpoint(path), r"layer_quant_config.\*.lm_head.input_tensors {.*: expected null, as its weight is"
+    )
 
 
 SKIPPED = [
@@ -921,6 +981,23 @@ def test_inputs_that_torchaos_header_quantizes_otherwise_are_refused(key, value)
     )
 
 
+def test_headers_of_torchaos_shards_that_contradict_each_other_are_refused(tmp_path):
+    path = copy(TORCHAO, tmp_path / "c")
+    shard(path, lambda name: int("k_proj" in name))  # both headers describe all
+    assert len(load_checkpoint(path).quantized) == len(load_checkpoint(TORCHAO).quantized)
+    name, file = "model.layers.0.self_attn.k_proj.weight", path / "model-1.safetensors"
+    metadata = Shards([file]).metadata
+    spaced = {key: text.replace(":", " : ") for key, text in metadata.items() if key != "format"}
+    save_file(load_file(file), file, metadata=metadata | spaced | {"tensor_names": "[]", "tool": "another"})
+    assert len(load_checkpoint(path).quantized) == len(load_checkpoint(TORCHAO).quantized)
+    linear = {
+        name: metadata[name].replace('"is_swizzled_scales": true}, "_tensor', '"is_swizzled_scales": false}, "_tensor')
+    }
+    save_file(load_file(file), file, metadata=metadata | linear)
+    message = r"the headers of model-0.safetensors and model-1.safetensors say _data.is_swizzled_scales True and False"
+    refused(lambda: load_checkpoint(path), f"{name}: {message}")
+
+
 @pytest.mark.parametrize("source, config, why", SKIPPED)
 def test_a_quantized_weight_that_the_config_leaves_as_it_is_is_refused(source, config, why, tmp_path):
     path = edited(source, tmp_path / "c", config)
@@ -958,7 +1035,7 @@ def test_many_patterns_are_made_ready_once(pattern, monkeypatch):
 
 def test_groups_of_other_formats_are_those_of_their_modules_a_name_before_an_expression_before_a_class(tmp_path):
     mxfp4 = {"num_bits": 4, "type": "float", "group_size": 32}
-    path = edited(CT, tmp_path / "c", second_group(weights=mxfp4, format="mxfp4-pack-quantized"))
+    path = edited(CT, tmp_path / "c", MIXED | second_group(weights=mxfp4, format="mxfp4-pack-quantized"))
     refused(lambda: load_checkpoint(path), "down_proj.weight_scale: .* the config says mxfp4")
     both = {"targets": ["re:.*experts.*"], "weights": mxfp4}
     groups = {"a": {"targets": ["re:.*down_proj"]}, "b": both, "c": {"targets": ["Linear"]}}

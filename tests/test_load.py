@@ -303,7 +303,8 @@ def make(folder, kind="qwen3moe", format="mxfp4", activations=True, change=None,
     folder.mkdir()
     save_file({name: tensor.contiguous().clone() for name, tensor in stored.items()}, folder / "model.safetensors")
     group = {"targets": [r"re:.*\.experts\..*_proj", "re:.*o_proj"], "weights": args}
-    group["input_activations"] = {**args, "dynamic": True} if activations else None
+    dynamic = {"dynamic": "local" if format == "nvfp4" else True}  # of NVFP4 the tensor scale is stored
+    group["input_activations"] = {**args, **dynamic} if activations else None
     quantization = {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}, "ignore": ["lm_head"]}
     written = {**model.config.to_dict(), "quantization_config": quantization, **(config or {})}
     (folder / "config.json").write_text(json.dumps(written))
@@ -633,6 +634,31 @@ def test_what_does_not_fit_is_refused_by_name(change, config, message, tmp_path)
     with pytest.raises(ValueError, match=message) as refusal:
         load(folder)
     assert "\n" not in str(refusal.value)
+
+
+NORM, SCALES = "model.norm.weight", "weight_scale"
+
+
+@pytest.mark.parametrize(
+    "name, change, value",
+    [
+        (NORM, lambda t: t.float() * 0 + 65520, "65520"),  # half a unit beyond the largest, 65504, rounds to Inf
+        (f"{Q}.{SCALES}", lambda t: t * 0 + 127 + 17, r"-?\d+"),  # 2^17 is beyond it, and an element at least 0.5
+        (f"{EXPERT}.down_proj.{SCALES}", lambda t: t * 0 + 127 + 17, r"-?\d+"),
+    ],
+)
+def test_values_beyond_the_range_of_float16_are_refused_by_name(name, change, value, tmp_path):
+    folder, _ = make(tmp_path / "made", change=put(name, change))
+    message = rf"{name.removesuffix('_scale')} holds {value}, beyond the range of torch\.float16: expected a wider dtype="
+    for dequantized in (False, True):
+        with pytest.raises(CheckpointError, match=message):
+            load(folder, dtype=torch.float16, dequantized=dequantized)
+        for dtype in (torch.bfloat16, torch.float32):
+            load(folder, dtype=dtype, dequantized=dequantized)
+    folder, _ = make(tmp_path / "within", change=put(NORM, lambda t: torch.full_like(t, 65519, dtype=torch.float32)))
+    assert load(folder, dtype=torch.float16).model.norm.weight[0] == 65504
+    folder, _ = make(tmp_path / "infinite", change=put(NORM, lambda t: t * torch.inf))
+    assert load(folder, dtype=torch.float16).model.norm.weight.isinf().all()
 
 
 def test_a_stack_beside_one_experts_matrices_is_stored_twice(tmp_path):

@@ -194,14 +194,15 @@ def load_checkpoint(
     ValueError: nowhere: expected a checkpoint directory or a .safetensors file
     """
     checkpoint, faults = open_checkpoint(path, device=device, dialect=dialect)
+    says = checkpoint.declared
+    if says.refused:
+        raise CheckpointError(f"{path}: the config says {says.refused[0]}")
     if faults:
         name, fault = next(iter(faults.items()))
         shard = checkpoint.shards.entries[name].shard.name
         raise CheckpointError(f"{shard}: {name}: {fault}")
-    said = [*checkpoint.declared.refused, *(() if weights_only else checkpoint.declared.unread)]
-    if said:
-        way = "" if checkpoint.declared.refused else "; weights_only=True takes the weights alone"
-        raise CheckpointError(f"{path}: the config says {said[0]}{way}")
+    if says.unread and not weights_only:
+        raise CheckpointError(f"{path}: the config says {says.unread[0]}; weights_only=True takes the weights alone")
     return checkpoint
 
 
@@ -284,7 +285,10 @@ def _find_weight(
     if not fitting:
         pairs = {f"{layout.codes_dtype} with {' or '.join(layout.scales_dtype)}" for layout in layouts}
         raise CheckpointError(f"{given}: expected dtypes {', or '.join(sorted(pairs))}")
-    header = header_says(dialect, shards.metadata, stem + layouts[0].weight, says)
+    name = stem + layouts[0].weight
+    if dialect == "torchao" and name in shards.clashes:
+        raise CheckpointError(f"{name}: {shards.clashes[name]}")
+    header = header_says(dialect, shards.metadata, name, says)
     formats = says.formats_of(stem) if header is None else {header[0]}
     fitting = [layout for layout in fitting if not formats or layout.format in formats]
     fitting = [layout for layout in fitting if header is None or layout.scale_layout == header[1]]

@@ -394,11 +394,15 @@ def _float_format(args: Any) -> str | None:
     return known.get(pair) if get(args, "type") == "float" and all(isinstance(n, int) for n in pair) else None
 
 
+_OTHER = "{} in other blocks"  # a format that is not read, and that no stored weight has
 _GROUP_FORMATS = "expected blocks of nvfp4, mxfp4 or mxfp8_e4m3"
 
 
-def _groups(quantization: dict) -> dict[str, Any]:
-    """What config_groups say, as arguments of `Declared`."""
+def _groups(quantization: dict, nvfp4_dynamic: Any) -> dict[str, Any]:
+    """What config_groups say, as arguments of `Declared`.
+
+    `nvfp4_dynamic`: what their `dynamic` is of inputs in NVFP4 whose tensor scale is stored.
+    """
     groups = _objects(quantization, "config_groups")
     keys = get(quantization, "config_groups")
     keys = [f"config_groups.{key}" for key in (keys if isinstance(keys, dict) else range(len(groups)))]
@@ -413,12 +417,17 @@ def _groups(quantization: dict) -> dict[str, Any]:
         if (whole := get(quantization, "format")) in CONTAINERS.values() and container != whole:
             refused.append(_said(f"{key}.format", container, f"expected {whole!r}, as format says of all"))
         refused += _odd_arguments(f"{key}.weights", group.get("weights"))
+        refused += _odd(f"{key}.weights", group.get("weights"), dict(dynamic=(False,)))
+        if group.get("weights") and format is None:
+            unread.append(_said(f"{key}.weights", group["weights"], _GROUP_FORMATS))
         given = get(group, "input_activations")
         if given and of_inputs is None:
             unread.append(_said(f"{key}.input_activations", given, _GROUP_FORMATS))
         unread += _odd_arguments(f"{key}.input_activations", given)
-        if of_inputs not in (None, "nvfp4"):
-            unread += _odd(f"{key}.input_activations", given, dict(dynamic=(True,)))
+        if of_inputs:
+            unread += _odd(
+                f"{key}.input_activations", given, dict(dynamic=(nvfp4_dynamic if of_inputs == "nvfp4" else True,))
+            )
         if get(group, "output_activations"):
             unread.append(_said(f"{key}.output_activations", group["output_activations"], "expected null"))
     if len(set(activations)) > 1:
@@ -430,12 +439,14 @@ def _groups(quantization: dict) -> dict[str, Any]:
     by_name = [(target, i) for target, i in named if not _CLASS.fullmatch(target)]
     unsaid = not groups or any(get(group, "targets") is None for group in groups)
     means_all = unsaid or any(_may_be_linear(target) for target, _ in named if _CLASS.fullmatch(target))
-    layers, others = {}, {*formats}
+    others = [f"{get(weight, 'type')}{get(weight, 'num_bits')}" for weight in weights]
+    stored = [format or weight and _OTHER.format(other) for format, weight, other in zip(formats, weights, others)]
+    layers, others = {}, {*stored}
     if len(others) > 1 and by_name:  # names go before expressions, and both before classes
-        layers = {target: formats[i] for target, i in sorted(by_name, key=lambda each: _rank(each[0])) if formats[i]}
-        others = {format for i, format in enumerate(formats) if i not in {i for _, i in by_name}}
+        layers = {target: stored[i] for target, i in sorted(by_name, key=lambda each: _rank(each[0])) if stored[i]}
+        others = {format for i, format in enumerate(stored) if i not in {i for _, i in by_name}}
     return dict(
-        formats=frozenset(others - {None}),
+        formats=frozenset(filter(None, others)),
         activations=min({*activations} - {None}, default=None),
         layers=layers,
         targets=None if means_all else tuple(target for target, _ in by_name),
@@ -469,14 +480,19 @@ def _scheme(group: dict) -> str:
 
 
 def _read_compressed_tensors(quantization: dict) -> Declared:
-    found = _groups(quantization)
+    found = _groups(quantization, "local")
     if "quant_method" in quantization and not get(quantization, "config_groups"):
         given = get(quantization, "config_groups")
         found["unread"] += (_said("config_groups", given, "expected a group, to say how inputs are quantized"),)
     sparsity = get(quantization, "sparsity_config")
     if sparsity and get(sparsity, "format") != "dense":
         found["refused"] += (_said("sparsity_config", sparsity, "expected none"),)
-    return Declared(**found, static=found["activations"] == "nvfp4", skips=_strings(quantization, "ignore"))
+    if (status := get(quantization, "quantization_status")) not in (None, "compressed", "frozen"):
+        found["refused"] += (_said("quantization_status", status, "expected compressed or frozen"),)
+    skips = _strings(quantization, "ignore")
+    for entry in sorted({*skips} & {each.__name__ for each in nn.Linear.__mro__}):
+        found["refused"] += (_said("ignore", entry, "a class that all linears are of; expected names of modules"),)
+    return Declared(**found, static=found["activations"] == "nvfp4", skips=skips)
 
 
 _ALGORITHMS = ("NVFP4", "W4A16_NVFP4", "MXFP4", "MXFP8")  # of ModelOpt, those that are read
@@ -488,7 +504,7 @@ _ALGORITHMS_INPUTS = {"NVFP4": "nvfp4", "MXFP8": "mxfp8_e4m3"}
 
 
 def _read_modelopt(quantization: dict) -> Declared:
-    found = _groups(quantization)
+    found = _groups(quantization, False)
     layers, refused, unread = {}, [*found["refused"]], [*found["unread"]]
     quantized = _typed(quantization, "quantized_layers", dict)
     _entries("quantized_layers", quantized)
@@ -520,8 +536,6 @@ def _read_modelopt(quantization: dict) -> Declared:
             refused.append(
                 _said("config_groups.*.weights", given, f"not what quant_algo {quantization['quant_algo']} stores")
             )
-        if _float_format(get(group, "input_activations")) == "nvfp4":
-            unread += _odd("config_groups.*.input_activations", group["input_activations"], dict(dynamic=(False,)))
     if whole and found["formats"] - {whole}:
         groups = ", ".join(sorted(found["formats"]))
         refused.append(_said("quant_algo", get(quantization, "quant_algo"), f"config_groups say {groups}"))
@@ -562,8 +576,14 @@ def _quark_format(spec: Any) -> str | None:
     return known.get(dtype, {}).get(size) if isinstance(dtype, str) and isinstance(size, int) else None
 
 
+def _quark_stored(spec: Any) -> str | None:
+    """The format of weights by their spec, which may be none that is read; None where they stay as they are."""
+    first = spec[0] if isinstance(spec, list) and spec else spec
+    return _quark_format(spec) or (_OTHER.format(get(first, "dtype")) if spec else None)
+
+
 # What Quark's specs may say: of codes, and of how inputs are quantized.
-_QUARK_CODES = dict(qscheme=("per_group",), ch_axis=(-1,), symmetric=(True,), block_size=())
+_QUARK_CODES = dict(qscheme=("per_group",), ch_axis=(-1,), symmetric=(True,), block_size=(), is_dynamic=(False,))
 _QUARK_INPUTS = _QUARK_CODES | dict(is_dynamic=(True,), round_method=("half_even",), scale_calculation_mode=("even",))
 _QUARK_SCALES = dict(dtype=("fp8_e4m3",), qscheme=("per_tensor",), is_dynamic=(False,))  # of NVFP4's block scales
 _QUARK_FORMATS = "expected null, or fp4, fp6_e2m3, fp6_e3m2 or fp8_e4m3 in groups of 32, or fp4 of 16"
@@ -579,10 +599,10 @@ def _odd_spec(key: str, given: Any, read: Mapping[str, tuple]) -> list[str]:
 
 def _read_quark(quantization: dict) -> Declared:
     whole = _typed(quantization, "global_quant_config", dict)
-    weight, activations = _quark_format(get(whole, "weight")), _quark_format(get(whole, "input_tensors"))
+    weight, activations = _quark_stored(get(whole, "weight")), _quark_format(get(whole, "input_tensors"))
     specs = _typed(quantization, "layer_quant_config", dict)
-    layers = {name: _quark_format(get(specs[name], "weight")) for name in _entries("layer_quant_config", specs)}
-    floats = tuple(name for name, spec in specs.items() if not get(spec, "weight") and not get(spec, "input_tensors"))
+    layers = {name: _quark_stored(get(specs[name], "weight")) for name in _entries("layer_quant_config", specs)}
+    floats = tuple(name for name, format in layers.items() if format is None)
     unread, refused = [], []
     if "quant_method" in quantization and not whole and not specs:
         given = get(quantization, "global_quant_config")
@@ -600,14 +620,17 @@ def _read_quark(quantization: dict) -> Declared:
         codes = get(spec, "weight")
         if _quark_format(codes):
             refused += _odd_spec(f"{key}.weight", codes, _QUARK_CODES)
-        elif codes and spec is whole and not any(layers.values()):
-            refused.append(_said(f"{key}.weight", codes, _QUARK_FORMATS))
+        elif codes:
+            whole_alone = spec is whole and not any(layers.values())
+            (refused if whole_alone else unread).append(_said(f"{key}.weight", codes, _QUARK_FORMATS))
+        elif given:
+            unread.append(_said(f"{key}.input_tensors", given, "expected null, as its weight is"))
     if any(_quark_format(get(spec, "input_tensors")) != activations for spec in specs.values() if get(spec, "weight")):
         unread.append("input_tensors that differ between layers: expected the same for all")
     for name, spec in _typed(quantization, "layer_type_quant_config", dict).items():
         if spec != whole:
             refused.append(_said(f"layer_type_quant_config.{name}", spec, "expected none, or what global_quant_config says"))
-    refused += _odd("export", get(quantization, "export"), dict(pack_method=("reorder",)))
+    refused += _odd("export", get(quantization, "export"), dict(pack_method=("reorder",), weight_format=("real_quantized",)))
     if given := get(quantization, "algo_config"):
         refused.append(_said("algo_config", given, "expected null: what it changes in the model is not undone or run"))
     if given := get(quantization, "softmax_quant_spec"):

@@ -62,8 +62,9 @@ class Entry:
 class Shards:
     """The tensors of one or more safetensors files; every file is opened once and no tensor read before `read`.
 
-    `entries`: by name, in the order of the files. `metadata`: the strings of all headers. `mapped`: whether a tensor
-    that is read is its file's memory, which counts as the process's own from then on, or a copy.
+    `entries`: by name, in the order of the files. `metadata`: the strings of all headers, of two shards that differ the
+    first's, and `clashes` in words by key where they do. `mapped`: whether a tensor that is read is its file's memory, which
+    counts as the process's own from then on, or a copy.
     """
 
     mapped = True
@@ -71,11 +72,16 @@ class Shards:
     def __init__(self, paths: Sequence[Path]):
         self.entries: dict[str, Entry] = {}
         self.metadata: dict[str, str] = {}
+        self.clashes: dict[str, str] = {}
+        described: dict[str, str] = {}
         for path in paths:
             handle = _open(path)
             with path.open("rb") as file:
                 header, start = _header(file), file.tell()
-            self.metadata |= handle.metadata() or {}
+            for key, text in (handle.metadata() or {}).items():
+                if differing := _difference(self.metadata.setdefault(key, text), text):
+                    self.clashes[key] = f"the headers of {described[key]} and {path.name} say {differing}: expected the same"
+                described.setdefault(key, path.name)
             for name in handle.keys():
                 if name in self.entries:
                     both = f"{self.entries[name].shard.name} and {path.name}"
@@ -293,6 +299,23 @@ def _header(file: BinaryIO) -> dict[str, Any]:
     """The header of a safetensors file that `_open` found to be one. Raises for a name that is there twice."""
     text = file.read(int.from_bytes(file.read(_LENGTH), "little"))
     return json.loads(text, object_pairs_hook=_once(f"{Path(file.name).name}: the header"))
+
+
+def _difference(one: str, other: str) -> str | None:
+    """In words, the first place where two strings of headers say different things; None if they are the same, or as JSON."""
+    if one == other:
+        return None
+    try:
+        first, second = json.loads(one), json.loads(other)
+    except (ValueError, RecursionError):
+        first, second = one, other
+    key = ""
+    while isinstance(first, dict) and isinstance(second, dict):
+        differing = next((name for name in first | second if first.get(name) != second.get(name)), None)
+        if differing is None:
+            return None
+        key, first, second = f"{key}.{differing}", first.get(differing), second.get(differing)
+    return f"{key[1:]} {first!r:.80} and {second!r:.80}".strip()
 
 
 def _once(where: str) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:

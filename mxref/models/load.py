@@ -119,7 +119,8 @@ def load(
 
     Tensors are read one at a time and go to `device` at once. Raises ValueError for arguments and architectures that are
     not known, `CheckpointError` (a ValueError) for tensors that are missing, have no place in the model, have another
-    shape or dtype, for scales no input can be quantized with, and for what the config promises and the files lack.
+    shape or dtype or values beyond the range of the model's dtype, for scales no input can be quantized with, and for what
+    the config promises and the files lack.
 
     >>> load("nowhere")
     Traceback (most recent call last):
@@ -318,15 +319,39 @@ def _claims(place: str, part: tuple[_Layer, str, int | None, str] | None) -> tup
 
 def _plain(name: str, value: Tensor | QuantizedWeight, shape: Sequence[int], dtype: torch.dtype, device) -> Tensor:
     """`value` as a tensor of `shape` and `dtype`, decoded if it is quantized."""
-    if isinstance(value, QuantizedWeight):
-        value = dequantize(_moved(value, device).tensor, dtype)
+    value = _moved(value, device).tensor if isinstance(value, QuantizedWeight) else value
     if tuple(value.shape) != tuple(shape):
         raise CheckpointError(f"{name} has shape {list(value.shape)}: the model expects {list(shape)}")
     widths = (torch.float32, torch.bfloat16, torch.float16) if dtype.is_floating_point else (dtype,)
-    if value.dtype not in widths:
+    if isinstance(value, Tensor) and value.dtype not in widths:
         expected = "float32, bfloat16 or float16" if dtype.is_floating_point else str(dtype)
         raise CheckpointError(f"{name} has dtype {value.dtype}: the model expects {expected}")
-    return value.to(device, dtype)
+    return _in_dtype(name, value, dtype).to(device)
+
+
+def _in_dtype(name: str, value: Tensor | BlockTensor, dtype: torch.dtype) -> Tensor:
+    """`value` in `dtype`, decoded if it is quantized. Raises for what is finite and beyond the range of `dtype`."""
+
+    def cast(dtype: torch.dtype) -> Tensor:
+        return dequantize(value, dtype) if isinstance(value, BlockTensor) else value.to(dtype)
+
+    found = cast(dtype)
+    if found.is_floating_point() and found.isinf().any():
+        wide = cast(torch.float32)
+        beyond = wide[found.isinf() & wide.isfinite()]
+        if beyond.numel():
+            raise CheckpointError(
+                f"{name} holds {beyond[0].item():.6g}, beyond the range of {dtype}: expected a wider dtype="
+            )
+    return found
+
+
+def _check_range(weight: QuantizedWeight, dtype: torch.dtype, semantics: str) -> None:
+    """Raise for a weight that a layer would decode to what is beyond the range of `dtype`; only float16 has a small one."""
+    if semantics == "torch" and dtype == torch.float16:
+        q = weight.tensor
+        for matrix in [q] if q.ndim == 2 else (q[expert] for expert in range(q.shape[0])):
+            _in_dtype(weight.name, matrix, dtype)
 
 
 def _moved(weight: QuantizedWeight, device: torch.device) -> QuantizedWeight:
@@ -421,6 +446,7 @@ def _linear(name: str, own: nn.Module, weight: QuantizedWeight, checkpoint: Chec
         raise CheckpointError(
             f"{weight.name} has shape {list(weight.tensor.shape)}: the model expects {list(own.weight.shape)}"
         )
+    _check_range(weight, own.weight.dtype, semantics)
     scale = _input_scale(weight, checkpoint)
     if scale is not None:
         _check_input_scale(weight.name, scale)
@@ -435,6 +461,8 @@ def _experts(layer: _Layer, checkpoint: Checkpoint, semantics: str, scales: str)
         raise CheckpointError(f"{layer.name}: its weights are quantized in part, or stored in two ways")
     expected, stacked = tuple(layer.wanted), layer.stacked
     indices = (None,) if stacked else range(layer.count)
+    for weight in (found[part][index] for part in expected for index in indices):
+        _check_range(weight, own.down_proj.dtype, semantics)
     input_scales = _input_scales(layer, expected, indices, checkpoint, scales)
     if stacked:
         tensors = {part: found[part].pop(None).concatenated().tensor for part in expected}
