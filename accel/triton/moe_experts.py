@@ -46,7 +46,7 @@ from accel.triton._launch import (
 )
 from accel.triton.activate_quantize import NAMES
 from mxref.blocks import BlockTensor, QuantizeCall
-from mxref.formats import ELEMENT_FORMATS, BlockFormat, block_format
+from mxref.formats import ELEMENT_FORMATS, BlockFormat, block_format, check_choice
 from mxref.grid import Grid
 from mxref.matmul import dot_bits
 from mxref.moe import ACTIVATIONS, check_experts
@@ -432,6 +432,7 @@ def accepts(
     semantics="blockwise", **others,
 ) -> str | None:  # fmt: skip
     """None, or why not."""
+    check_choice("activation", activation, tuple(ACTIVATIONS))
     if activation not in NAMES:
         return f"activation {activation!r} has no kernel"
     if act_format is None:
