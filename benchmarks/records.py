@@ -135,7 +135,9 @@ TEXT = Fact("text that is not empty", _is_text)
 WORDS = Fact("text", lambda value: isinstance(value, str))
 PERHAPS_TEXT = Fact("text, or null", lambda value: value is None or isinstance(value, str))
 PERHAPS_NUMBER = Fact("a finite number, or null", lambda value: value is None or _is_number(value))
-POSITIVE = Fact("a finite number above zero", lambda value: _is_number(value) and value > 0)
+POSITIVE = Fact(  # rates and ratios of a few such numbers are finite and not zero
+    "a number above zero, from 1e-50 to 1e50", lambda value: _is_number(value) and 1e-50 <= value <= 1e50
+)
 WHOLE = Fact("a whole number", lambda value: _is_whole(value, -(2**53)))
 COUNT = Fact("a whole number, zero or more", lambda value: _is_whole(value, 0))
 LENGTH = Fact("a whole number above zero", lambda value: _is_whole(value, 1))
@@ -357,7 +359,7 @@ def _conformance(data: dict, run: Run) -> Iterator[Row]:
     for count in counts:
         total = sum(row.get(count, 0) for row in data["rows"])
         if total != data.get(count, 0):
-            raise RecordError(f"{run.record}: {data[count]} {count} in all, but {total} in its rows")
+            raise RecordError(f"{run.record}: {data.get(count, 0)} {count} in all, but {total} in its rows")
     for row in data["rows"]:
         format = " ".join(
             dict.fromkeys((row["format"] or "-").split())
@@ -553,7 +555,13 @@ def read(name: str, text: str) -> tuple[Row, ...]:
         raise RecordError(f"{name}: a record of {kind.name} lacks or misnames {error}") from error
     except (ValueError, ArithmeticError) as error:
         raise RecordError(f"{name}: a record of {kind.name}: {error}") from error
+    known = set()
     for row in rows:
+        key = row.op, row.format, row.dtype, row.library, row.recipe, row.size, row.detail
+        if key in known:
+            told = _shown(key).strip("[]")
+            raise RecordError(f"{name}: two rows of one op, format, dtype, library, recipe, size and detail: {told}")
+        known.add(key)
         if row.kind in (SPEED, CONFORMANCE) and run.machine == NOT_RECORDED:
             raise RecordError(f"{name}: no device; a record of {kind.name} names what it ran on")
         _check(f"{name}: {row.op} of {row.library}", row.values, dict.fromkeys(row.values, SCALAR))

@@ -244,8 +244,7 @@ def qdq(
     >>> qdq(torch.tensor([7.0, 1.0, -0.2]), "mxfp4", recipe="ocp_even").tolist()
     [8.0, 1.0, -0.0]
     """
-    check_choice("gradient", gradient, GRADIENTS)
-    call = check_quantize(x, format, recipe, tensor_scale, axis, seed)
+    call = check_quantize(x, format, recipe, tensor_scale, axis, seed, gradient)
     if (x.requires_grad and torch.is_grad_enabled()) or torch.autograd.forward_ad.unpack_dual(x).tangent is not None:
         return _StraightThrough.apply(x, call, gradient)
     return _qdq(_plan(call), x.dtype)
@@ -356,8 +355,9 @@ class QuantizeCall:
         return after("tensor_scale", faults, order.from_amax(amax, largest), amax, largest)
 
 
-def check_quantize(x, format, recipe, tensor_scale, axis, seed) -> QuantizeCall:
-    """Check the arguments of `quantize` before anything is computed."""
+def check_quantize(x, format, recipe, tensor_scale, axis, seed, gradient=GRADIENTS[0]) -> QuantizeCall:
+    """Check the arguments of `quantize`, or of `qdq`, before anything is computed."""
+    check_choice("gradient", gradient, GRADIENTS)
     check_float("x", x)
     format = block_format(format)
     recipe = resolve_recipe(recipe, format)

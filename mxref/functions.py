@@ -33,15 +33,11 @@ def _exp(x: torch.Tensor) -> torch.Tensor:
     clamped = torch.where(clamped > _EXP_HIGHEST, _EXP_HIGHEST, clamped)
     clamped = torch.where(x.isnan(), 0.0, clamped)
     n = (clamped * _LOG2_E + 0.5).floor()
-    r = clamped - n * _LN2_HIGH
-    r = r - n * _LN2_LOW
+    r = (clamped - n * _LN2_HIGH) - n * _LN2_LOW
     p = torch.full_like(r, _POLYNOMIAL[0])
     for coefficient in _POLYNOMIAL[1:]:
-        p = p * r
-        p = p + coefficient
-    y = (r * r) * p
-    y = y + r
-    y = y + 1.0
+        p = p * r + coefficient
+    y = ((r * r) * p + r) + 1.0
     return torch.where(x.isnan(), x, ldexp(y, n.int()))
 
 
@@ -51,10 +47,10 @@ def _sigmoid(x: torch.Tensor) -> torch.Tensor:
 
 
 def check_alike(**arguments: torch.Tensor) -> None:
-    """Raise unless all are float32, bfloat16 or float16 of one dtype and shape."""
+    """Raise unless all are float32, bfloat16 or float16 of one dtype and shape, on one device."""
     for name, x in arguments.items():
         check_float(name, x)
-    kinds = {name: f"{x.dtype} {list(x.shape)}" for name, x in arguments.items()}
+    kinds = {name: f"{x.dtype} {list(x.shape)} on {x.device}" for name, x in arguments.items()}
     first, *others = kinds
     for name in others:
         if kinds[name] != kinds[first]:
@@ -107,10 +103,7 @@ def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     [0.0, 10.0]
     """
     (wide,) = _widen(x=x)
-    cube = wide * wide
-    cube = cube * wide
-    inner = cube * 0.044715
-    inner = inner + wide
+    inner = ((wide * wide) * wide) * 0.044715 + wide
     return canonical((wide * _sigmoid(inner * 1.5957691)).to(x.dtype))
 
 
@@ -141,16 +134,26 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 def swiglu_oai(gate: torch.Tensor, up: torch.Tensor, alpha: float = 1.702, limit: float = 7.0) -> torch.Tensor:
     """gpt-oss's gate: with g = min(gate, limit) and u = clamp(up, -limit, limit), (g * sigmoid(alpha * g)) * (u + 1).
 
-    Only the upper side of the gate is clamped. Shapes and dtypes must agree; `alpha` is finite, `limit` not negative.
+    Only the upper side of the gate is clamped. Shapes and dtypes must agree. `alpha` is finite in float32; `limit` is not
+    negative, and finite in float32 or Inf, which clamps nothing.
 
     >>> swiglu_oai(torch.tensor([8.0]), torch.tensor([9.0])).tolist()
     [55.99962615966797]
     """
-    check_number("alpha", alpha, -FLOAT_MAX, FLOAT_MAX, "a finite number")
-    check_number("limit", limit, 0.0)
-    g, u = _widen(gate=gate, up=up)
+    alpha, limit = check_swiglu_oai(gate, up, alpha, limit)
+    g, u = gate.float(), up.float()
     g = torch.where(g > limit, limit, g)
     u = torch.where(u > limit, limit, u)
     u = torch.where(u < -limit, -limit, u)
     activated = g * _sigmoid(alpha * g)
     return canonical((activated * (u + 1.0)).to(gate.dtype))
+
+
+def check_swiglu_oai(gate: torch.Tensor, up: torch.Tensor, alpha: float, limit: float) -> tuple[float, float]:
+    """Check the arguments of `swiglu_oai` before anything is computed; `alpha` and `limit` as Python floats, -0 as 0."""
+    check_alike(gate=gate, up=up)
+    check_number("alpha", alpha, -FLOAT_MAX, FLOAT_MAX, "a number that is finite in float32")
+    check_number("limit", limit, 0.0)
+    if limit != torch.inf:
+        check_number("limit", limit, 0.0, FLOAT_MAX, "a number >= 0 that is finite in float32, or Inf")
+    return float(alpha), float(limit) + 0.0

@@ -250,9 +250,9 @@ def check_experts(
     _check_layer(x, w13, w2, bias13, bias2, activation)
     _check_routing(topk_ids, topk_weights, expert_map, len(x), w2.shape[0], values)
     scales = _activation_scales(act_format, act_tensor_scales, act_recipe, seed, w2.shape[0], values)
-    check_dtype("intermediate_dtype", intermediate_dtype or x.dtype)
-    check_dtype("round_per_slot", round_per_slot or x.dtype)
-    check_dtype("out_dtype", out_dtype or x.dtype)
+    check_dtype("intermediate_dtype", x.dtype if intermediate_dtype is None else intermediate_dtype)
+    check_dtype("round_per_slot", x.dtype if round_per_slot is None else round_per_slot)
+    check_dtype("out_dtype", x.dtype if out_dtype is None else out_dtype)
     if apply_router_weight_on_input and topk_ids.shape[1] != 1:
         raise ValueError(f"apply_router_weight_on_input with k={topk_ids.shape[1]}: expected top-1 routing")
     return scales

@@ -5,13 +5,16 @@ operation); accuracy against float64 and, at chosen points, against 50-digit dec
 """
 
 import decimal
+import fractions
 import math
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
 from bits import as_torch, assert_same_bits
+from kernel_scripts import DEVICES, says_the_same
 from oracles import activations
 from oracles.rationals import BF16, round_float64
 
@@ -70,10 +73,47 @@ def test_gated_functions(name, dtype, rng):
     assert_same_bits(getattr(mxref.functions, name)(gate, up), expected, f"{name} {dtype}")
 
 
-def test_swiglu_oai_parameters(rng):
-    gate, up = np.float32(rng.standard_normal((2, 5000)) * 8)
-    ours = mxref.functions.swiglu_oai(torch.from_numpy(gate), torch.from_numpy(up), alpha=1.5, limit=3.0)
-    assert_same_bits(ours, activations.swiglu_oai(gate, up, 1.5, 3.0))
+ALPHAS = (1.5, 0, -2, 0.1, 1e-50, 1e38, np.float32(1.5), np.int64(3), fractions.Fraction(3, 2))
+LIMITS = (3.0, 0.0, -0.0, 7, 0.1, 1e-50, 1e38, math.inf, np.float32(3), np.int64(3), fractions.Fraction(3, 2))
+
+
+def parameters() -> list[tuple]:
+    """Numbers that `swiglu_oai` takes for alpha and limit, of every kind."""
+    return [*((alpha, 3.0) for alpha in ALPHAS), *((1.5, limit) for limit in LIMITS)]
+
+
+def gates_and_ups(count: int) -> torch.Tensor:
+    """Numbers of both signs, and zeros of both."""
+    values = np.float32(np.random.default_rng(0).standard_normal((2, count)) * 8)
+    values[:, [3, 8]] = 0.0, -0.0
+    return torch.from_numpy(values)
+
+
+@pytest.mark.parametrize("alpha, limit", parameters(), ids=repr)
+def test_swiglu_oai_parameters(alpha, limit):
+    """Negative zero as the limit is zero."""
+    gate, up = gates_and_ups(5000)
+    expected = activations.swiglu_oai(gate.numpy(), up.numpy(), float(alpha), abs(float(limit)))
+    assert_same_bits(mxref.functions.swiglu_oai(gate, up, alpha, limit), expected)
+
+
+PARAMETERS = f"""
+import sys, torch, mxref
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_functions import gates_and_ups, parameters
+few, many = gates_and_ups(64).to("{{device}}"), gates_and_ups(1 << 16).to("{{device}}")  # a table is made for many
+with mxref.use("triton", strict=True, check=True):
+    for alpha, limit in parameters():
+        mxref.functions.swiglu_oai(*few, alpha, limit)
+    for limit in (0.0, -0.0):
+        mxref.functions.swiglu_oai(*many.bfloat16(), 1.5, limit)
+print("the same")
+"""
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_swiglu_oai_parameters_in_triton(device):
+    says_the_same(PARAMETERS, device)
 
 
 def test_ends_of_exp():

@@ -22,7 +22,7 @@ def qdq(
     gradient: str = "straight_through",
 ) -> torch.Tensor:
     """As `mxref.qdq`; gradients are the reference's business, which calls this without autograd."""
-    call = check_quantize(x, format, recipe, tensor_scale, axis, seed)
+    call = check_quantize(x, format, recipe, tensor_scale, axis, seed, gradient)
     given = encoding(call)
     values = run(_blocks.qdq_blocks, given.blocks, *given.scales, format=call.format, recipe=call.recipe)
     return restored(call.grid, *values)

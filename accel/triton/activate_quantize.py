@@ -5,7 +5,7 @@ import torch
 from accel._recipes import unknown_to_encode
 from accel.triton._launch import DEVICES, DTYPES, Activated, format_refusal, missing, packing_refusal, quantize_blocks
 from mxref.blocks import BlockTensor, check_quantize
-from mxref.formats import BlockFormat, block_format
+from mxref.formats import BlockFormat, block_format, check_choice
 from mxref.moe import ACTIVATIONS, check_activate
 from mxref.recipes import Recipe, resolve_recipe
 from mxref.registry import Kernel
@@ -46,6 +46,7 @@ def accepts(hidden, format, *, activation="silu", recipe=None, **others) -> str 
     """None, or why not."""
     format = block_format(format)
     recipe = resolve_recipe(recipe, format)
+    check_choice("activation", activation, tuple(ACTIVATIONS))
     if activation not in NAMES:
         return f"activation {activation!r} has no kernel"
     if recipe.transform is not None:

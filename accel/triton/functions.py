@@ -4,7 +4,7 @@ import torch
 
 from accel.triton._elementwise import activation_kernel
 from accel.triton._launch import DEVICES, DTYPES, STORED, gate_table, memory, missing, run_flat
-from mxref.functions import check_alike
+from mxref.functions import check_alike, check_swiglu_oai
 from mxref.registry import Kernel
 
 
@@ -57,7 +57,7 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 def swiglu_oai(gate: torch.Tensor, up: torch.Tensor, alpha: float = 1.702, limit: float = 7.0) -> torch.Tensor:
     """As `mxref.functions.swiglu_oai`."""
-    check_alike(gate=gate, up=up)
+    alpha, limit = check_swiglu_oai(gate, up, alpha, limit)
     return _run("swiglu_oai", gate, up, alpha, limit)
 
 

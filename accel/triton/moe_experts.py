@@ -48,7 +48,7 @@ from accel.triton._tilings import FragmentTiling, Tiling, choose_fragment_tiling
 from accel.triton.activate_quantize import NAMES
 from accel.triton.matmul import method
 from mxref.blocks import BlockTensor, QuantizeCall
-from mxref.formats import ELEMENT_FORMATS, BlockFormat, block_format
+from mxref.formats import ELEMENT_FORMATS, BlockFormat, block_format, check_choice
 from mxref.grid import Grid
 from mxref.matmul import dot_bits
 from mxref.moe import ACTIVATIONS, check_experts
@@ -403,6 +403,7 @@ def accepts(
     semantics="blockwise", **others,
 ) -> str | None:  # fmt: skip
     """None, or why not."""
+    check_choice("activation", activation, tuple(ACTIVATIONS))
     if activation not in NAMES:
         return f"activation {activation!r} has no kernel"
     if act_format is None:

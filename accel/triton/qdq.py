@@ -21,7 +21,7 @@ def qdq(
     gradient: str = "straight_through",
 ) -> torch.Tensor:
     """As `mxref.qdq`; gradients are the reference's business, which calls this without autograd."""
-    return qdq_blocks(check_quantize(x, format, recipe, tensor_scale, axis, seed))
+    return qdq_blocks(check_quantize(x, format, recipe, tensor_scale, axis, seed, gradient))
 
 
 def accepts(x, format, *, recipe=None, **others) -> str | None:
