@@ -702,7 +702,17 @@ def test_a_scheme_that_cannot_be_run_is_refused_and_can_be_decoded(says, message
     folder, _ = make(tmp_path / "made", config={"quantization_config": quantization})
     with pytest.raises(CheckpointError, match=f"the config says .*{message}.*; dequantized=True takes the weights alone"):
         load(folder)
-    assert not stored_scheme(load(folder, dequantized=True))
+    decoded = load(folder, dequantized=True)
+    assert not stored_scheme(decoded)
+    for argument, model in (("model", folder), ("against", decoded)):
+        given = {"model": model, argument: folder}
+        with pytest.raises(
+            CheckpointError, match=f"^{argument}=.*: the config says .*{message}.*; what `mxref convert --to plain`"
+        ):
+            evaluate(**given, ids="random")
+    convert_checkpoint(folder, tmp_path / "plain", to="plain")
+    plain = load(tmp_path / "plain")
+    assert_same_bits(logits(plain, IDS), logits(decoded, IDS))
 
 
 def test_a_transform_is_refused_decoded_too(tmp_path):
