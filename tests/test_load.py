@@ -621,6 +621,9 @@ REFUSED = [
     (None, {"num_hidden_layers": 3}, r"missing: model\.layers\.2\."),
     (None, {"num_hidden_layers": 1}, r"no place in Qwen3MoeForCausalLM: model\.layers\.1\."),
     (None, {"num_experts": 5, "num_local_experts": 5}, r"mlp\.gate\.weight has shape \[4, 64\]"),
+    (None, {"num_experts": 8}, r"the config says num_experts 8 and num_local_experts 4: expected the same$"),
+    (None, {"num_experts_per_tok": 5}, r"num_experts_per_tok 5: expected 1 to 4, the experts of model\.layers\.0\.mlp"),
+    (None, {"num_experts_per_tok": 0}, r"num_experts_per_tok 0: expected 1 to 4"),
     (None, {"hidden_size": 128}, r"has shape .*: the model expects"),
     (None, {"model_type": "no_such_model"}, "config.json describes no causal language model.*no_such_model"),
     (None, {"text_config": [1]}, r"config.json gives list \[1\] as the config of the language model: expected an object"),
@@ -699,7 +702,17 @@ def test_a_scheme_that_cannot_be_run_is_refused_and_can_be_decoded(says, message
     folder, _ = make(tmp_path / "made", config={"quantization_config": quantization})
     with pytest.raises(CheckpointError, match=f"the config says .*{message}.*; dequantized=True takes the weights alone"):
         load(folder)
-    assert not stored_scheme(load(folder, dequantized=True))
+    decoded = load(folder, dequantized=True)
+    assert not stored_scheme(decoded)
+    for argument, model in (("model", folder), ("against", decoded)):
+        given = {"model": model, argument: folder}
+        with pytest.raises(
+            CheckpointError, match=f"^{argument}=.*: the config says .*{message}.*; what `mxref convert --to plain`"
+        ):
+            evaluate(**given, ids="random")
+    convert_checkpoint(folder, tmp_path / "plain", to="plain")
+    plain = load(tmp_path / "plain")
+    assert_same_bits(logits(plain, IDS), logits(decoded, IDS))
 
 
 def test_a_transform_is_refused_decoded_too(tmp_path):
@@ -805,7 +818,11 @@ def test_tensors_can_be_left_out_by_name(tmp_path):
     folder, _ = make(tmp_path / "made", change=put("model.layers.0.self_attn.k_scale", lambda _: torch.ones(1)))
     with pytest.raises(CheckpointError, match=r"no place in .*: model\.layers\.0\.self_attn\.k_scale"):
         load(folder)
-    assert logits(load(folder, ignore=["*.k_scale"]), IDS).isfinite().all()
+    expected = logits(load(folder, ignore=["*.k_scale"]), IDS)
+    assert expected.isfinite().all()
+    assert_same_bits(logits(load(folder, ignore=[r"re:.*\.self_attn\.[kv]_scale$"]), IDS), expected)
+    with pytest.raises(CheckpointError, match=r"missing: model\.norm\.weight$"):
+        load(folder, ignore=["*.k_scale", "model.norm"])
 
 
 def test_a_dead_expert_is_harmless_where_one_scale_serves_all(tmp_path):

@@ -11,7 +11,6 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,8 @@ from torch import Tensor, nn
 from mxref.blocks import BlockTensor, dequantize
 from mxref.checkpoints import Checkpoint, CheckpointError, QuantizedWeight, load_checkpoint
 from mxref.checkpoints.checkpoint import check_device, usable
-from mxref.checkpoints.dialects import activation_recipe, check_patterns
+from mxref.checkpoints.dialects import Patterns, activation_recipe, check_patterns
+from mxref.checkpoints.files import language_config
 from mxref.checkpoints.inspection import promised
 from mxref.elements import FLOAT_DTYPES, check_dtype
 from mxref.formats import check_choice
@@ -50,6 +50,7 @@ _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.(weight|bias)")
 _STACK = re.compile(r"(.+\.experts)\.(gate_up_proj|up_proj|down_proj)")
 _STACKED_BIAS = re.compile(r"(.+\.experts)\.(gate_up|down)_proj_bias")
 _ANY = -1  # of the experts
+_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # which transformers takes for one another
 _PARTS = {"gate_proj": "gate", "w1": "gate", "up_proj": "up", "w3": "up", "down_proj": "down", "w2": "down"}
 
 
@@ -114,8 +115,8 @@ def load(
     `"dequantized"` (defined to the last bit, see `mxref.moe_experts`). `scales`: `"stored"` (each as it is in the file)
     or `"vllm"`, which is what vLLM 0.33 does to experts: the gate's tensor scale also decodes the up projection, and one
     input scale, that of the largest amax, serves all experts. `dequantized=True` gives the plain transformers model of the
-    decoded weights, without quantized activations. `dialect`: as for `load_checkpoint`. `ignore`: wildcards for names of
-    tensors to leave out, e.g. `*.k_scale`.
+    decoded weights, without quantized activations. `dialect`: as for `load_checkpoint`. `ignore`: names, wildcards or `re:`
+    expressions of tensors to leave out, or of modules with all their tensors, e.g. `*.k_scale`.
 
     Tensors are read one at a time and go to `device` at once. Raises ValueError for arguments and architectures that are
     not known, `CheckpointError` (a ValueError) for tensors that are missing, have no place in the model, have another
@@ -130,7 +131,7 @@ def load(
     check_choice("scales", scales, SCALES)
     if dtype is not None:
         check_dtype("dtype", dtype)
-    ignore, device = check_patterns("ignore", ignore), check_device(device)
+    left_out, device = Patterns(check_patterns("ignore", ignore)), check_device(device)
     checkpoint = load_checkpoint(path, dialect=dialect, weights_only=True)
     if scales != "stored" and (dequantized or not checkpoint.quantized):
         what = "dequantized=True leaves none" if dequantized else f"{path} has none: nothing in it is quantized"
@@ -146,9 +147,10 @@ def load(
         warnings.warn(f"{path}: the config says {said}", stacklevel=2)
     model = _empty_model(Path(path), dtype, device)
     layers = {name: _Layer(name, own, len(own.down_proj)) for name, own in find_experts(model).items()}
+    _check_counts(path, language_config(checkpoint.config), model, layers)
     slots, renamings, places, linears, unexpected = _slots(model), _renamings(model), {}, {}, []
     for name in checkpoint:
-        if any(fnmatchcase(name, pattern) for pattern in ignore):
+        if left_out.find(name):
             continue
         place = functools.reduce(lambda place, renaming: place.replace(*renaming), renamings, name)
         part = _expert_part(place, layers)
@@ -176,6 +178,19 @@ def load(
             model.set_submodule(layer.name, _experts(layer, checkpoint, semantics, scales))
     model.name_or_path = str(path)
     return model.eval()
+
+
+def _check_counts(path: str | os.PathLike, says: Mapping, model: nn.Module, layers: Mapping[str, _Layer]) -> None:
+    """Raise for a config that counts experts in two ways, or takes more of them for a token than there are."""
+    counts = {key: says[key] for key in _COUNTS if says.get(key) is not None}
+    if any(count != other for count in counts.values() for other in counts.values()):
+        given = " and ".join(f"{key} {count}" for key, count in counts.items())
+        raise CheckpointError(f"{path}: the config says {given}: expected the same")
+    taken = getattr(model.config.get_text_config(), "num_experts_per_tok", 1)
+    for layer in layers.values():
+        if taken is None or isinstance(taken, int) and not 1 <= taken <= layer.count:
+            said = f"num_experts_per_tok {taken}: expected 1 to {layer.count}, the experts of {layer.name}"
+            raise CheckpointError(f"{path}: the config says {said}")
 
 
 def _refuse(path: str | os.PathLike, names: Iterable[str], what: str) -> None:

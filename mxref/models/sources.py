@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mxref.checkpoints import Checkpoint, load_checkpoint
+from mxref.checkpoints import Checkpoint, CheckpointError, load_checkpoint
 from mxref.checkpoints.files import DTYPES, INDEX, WHOLE
 from mxref.models.layers import StoredScheme, stored_scheme
 from mxref.models.load import check_runs, config_dtype, load
@@ -89,6 +89,9 @@ def open_source(argument: str, model: Any, device: Any, semantics: str, scales: 
     tokenizer = folder if has_tokenizer else None
     if not by_load:
         return Source(name, _on(model, device), None, path, tokenizer)
+    if unread := load_checkpoint(path, weights_only=True).declared.unread:
+        alone = "what `mxref convert --to plain` writes of it has the weights alone"
+        raise CheckpointError(f"{argument}={path!r}: the config says {unread[0]}; {alone}")
     model = load(path, device=device or "cpu", semantics=semantics, scales=scales)
     return Source(name, model, stored_scheme(model), path, tokenizer)
 
