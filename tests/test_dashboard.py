@@ -949,6 +949,19 @@ def test_everything_else_has_a_table_for_each_record(visit, built):
     assert dict(shown) == counts
 
 
+def test_a_long_table_lists_its_first_rows_until_all_are_asked_for(visit, tmp_path):
+    rows = [SPEED_ROW | {"size": [8 * i, 64], "ms": float(i)} for i in range(1, 1202)]
+    (tmp_path / "x.json").write_text(elementwise({}, rows=rows))
+    assert main(["--out", str(tmp_path / "out"), "--results", str(tmp_path)]) == 0
+    page = visit(tmp_path / "out" / "index.html", "sort=-ms")
+    times = lambda: [float(row["ms"]) for row in table(page)]  # noqa: E731
+    assert times() == list(range(1201, 201, -1))
+    assert len(downloaded(page)) == 1201
+    page.get_by_role("button", name="Show all 1201 rows").click()
+    assert times() == list(range(1201, 0, -1))
+    assert page.evaluate("document.activeElement.textContent") == "Show the first 1000 rows"
+
+
 def test_the_keyboard_alone_is_enough(visit, built):
     page = visit(built)
     focused = "document.activeElement.closest('details')?.id || document.activeElement.id || document.activeElement.name"

@@ -56,7 +56,9 @@ function barChart(parent, title, bars, { logarithmic = false, below = "", head =
   const [left, step, top] = [over ? 2 : longest + 8, over ? 38 : 22, head ? 20 : 4];
   const beside = (i) => bars[i].value === null && textWidth(labels[i]) + textWidth(texts[i], 12, 600) + 10 < width; // on one line
   const steps = bars.map((_, i) => (beside(i) ? 22 : step));
-  const height = top + steps.reduce((sum, each) => sum + each, 4);
+  const tops = [top];
+  for (const each of steps) tops.push(tops.at(-1) + each);
+  const height = tops.at(-1) + 4;
   const span = width - left - right;
   const values = bars.flatMap((bar) => [bar.value, bar.ceiling]).filter((value) => value);
   const [low, high] = logarithmic ? [Math.min(1, ...values), Math.max(1, ...values)] : [0, Math.max(...values, 1e-30)];
@@ -70,7 +72,7 @@ function barChart(parent, title, bars, { logarithmic = false, below = "", head =
   if (logarithmic) add(svg, "line", { class: "ceiling", x1: at(1), x2: at(1), y1: top - 4, y2: height });
   bars.forEach((bar, i) => {
     const above = over && !beside(i);
-    const y = top + steps.slice(0, i).reduce((sum, each) => sum + each, 0) + (above ? 18 : 0);
+    const y = tops[i] + (above ? 18 : 0);
     const group = add(svg, "g", { class: "bar", "data-machine": bar.row.machine });
     const meant = variantOf(bar.row) ? `${variantOf(bar.row)}: ${VARIANTS[variantOf(bar.row)]}` : "";
     const more = [bar.row.note, bar.row.standing && `conformance: ${bar.row.standing.words}`, meant].filter(Boolean);

@@ -72,12 +72,15 @@ function written(value, unit) {
 
 const unitFor = (measure, row) => (measure === "share" ? "" : measure === "time" ? "s" : workOf(row, measure)[1]);
 
-function grouped(rows, key) {
+/** Rows by what their key is as JSON. */
+function indexed(rows, key) {
   const groups = new Map();
   for (const row of rows) {
     const name = JSON.stringify(key(row));
     if (!groups.has(name)) groups.set(name, []);
     groups.get(name).push(row);
   }
-  return [...groups.values()];
+  return groups;
 }
+
+const grouped = (rows, key) => [...indexed(rows, key).values()];

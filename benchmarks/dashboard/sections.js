@@ -12,15 +12,19 @@ function drawAll(id, charts, none) {
     for (const chart of own.slice(0, state.all.has(id) ? own.length : SHOWN)) chart.draw(grid);
   }
   const [most, count] = [Math.max(...machines.map((own) => own.length)), charts.length];
-  if (most <= SHOWN) return;
+  if (most > SHOWN) addAll(parent, id, SHOWN, count, "charts", " of each device");
+}
+
+/** A button that shows all of a section, or its first few again. */
+function addAll(parent, id, few, count, what, each = "") {
   const toggle = () => {
     const all = new Set(state.all);
     if (!all.delete(id)) all.add(id);
     change({ all });
-    $(id).querySelector(".charted > button").focus();
+    $(id).querySelector("button.all").focus();
   };
-  const text = state.all.has(id) ? `Show the first ${SHOWN} charts of each device` : `Show all ${count} charts`;
-  add(parent, "button", { type: "button", onclick: toggle }, text);
+  const text = state.all.has(id) ? `Show the first ${few} ${what}${each}` : `Show all ${count} ${what}`;
+  add(parent, "button", { type: "button", class: "all", onclick: toggle }, text);
 }
 
 const rowCount = (charts) => charts.reduce((sum, chart) => sum + chart.rows.length, 0);
@@ -120,13 +124,14 @@ function drawSweep(rows) {
   const timed = rows.filter((row) => measured(row, state.measure) !== null);
   const key = (r) => [r.machine, r.record, r.op, r.dtype, r.detail, unitFor(state.measure, r)];
   const panels = grouped(timed, key);
+  const red = indexed(rows.filter(failed), key);
   const charts = panels
     .filter((panel) => new Set(panel.map((row) => row.size)).size > 1)
     .sort(most)
     .map((panel) => {
       const counts = new Map(panel.map((row) => [row.size, row.sizes.reduce((a, b) => a * b, 1)]));
       const places = [...counts.keys()].sort((a, b) => counts.get(a) - counts.get(b));
-      const rest = rows.filter((row) => failed(row) && key(row).join() === key(panel[0]).join());
+      const rest = red.get(JSON.stringify(key(panel[0])));
       const draw = (parent) =>
         drawLines(parent, titleOf(panel[0]), places, seriesOf(panel), (row) => places.indexOf(row.size), rest);
       return { rows: panel, draw };
@@ -167,6 +172,8 @@ const commitOf = (version) =>
 function historyOfSpeed(rows) {
   const timed = rows.filter((row) => measured(row, state.measure) !== null && row.format + row.library !== "-torch copy");
   const panels = grouped(timed, (r) => [r.machine, r.op, r.dtype, r.size, r.detail, unitFor(state.measure, r)]);
+  const about = (row) => [titleOf(row, row.size), row.machine];
+  const red = indexed(rows.filter(failed), about);
   return panels
     .flatMap((panel) => {
       const lines = seriesOf(panel).filter((line) => new Set(line.map((row) => row.version)).size > 1);
@@ -174,7 +181,7 @@ function historyOfSpeed(rows) {
       const versions = [...new Set(lines.flat().map((row) => row.version))].sort((a, b) => a - b);
       const places = versions.map(commitOf);
       const title = titleOf(panel[0], panel[0].size);
-      const rest = rows.filter((row) => failed(row) && titleOf(row, row.size) === title && row.machine === panel[0].machine);
+      const rest = red.get(JSON.stringify(about(panel[0])));
       return [
         {
           rows: lines.flat(),

@@ -19,14 +19,16 @@ const WHAT = [
 const value = (name) => [name, (row) => row.values[name]];
 const baseOp = (op) => op.split(",")[0];
 
+const judgedBy = (row) => [row.machine, row.library, baseOp(row.op), row.format];
+const TIMED = indexed(
+  ROWS.filter((row) => row.kind === "speed" && row.values.ms),
+  judgedBy,
+);
+
 /** The speeds of what a row of conformance is about, on the same machine. */
 function speedsOf(rows) {
   const [c] = rows;
-  const same = (r) =>
-    r.kind === "speed" &&
-    r.values.ms &&
-    [r.machine, r.library, baseOp(r.op), r.format].join() === [c.machine, c.library, c.op, c.format].join();
-  const told = ROWS.filter(same).map((r) => {
+  const told = (TIMED.get(JSON.stringify(judgedBy(c))) || []).map((r) => {
     if (failed(r)) return `no speed is shown: ${r.standing.words}`;
     const number = ofCeiling(r)
       ? `${shareOf(r)} of ${r.values.ceiling}`
@@ -64,7 +66,9 @@ const WIDE = ["note", "conformance", "reasons", "detail"]; // columns whose long
 const shown = (cell) =>
   typeof cell === "number" && !Number.isInteger(cell) ? String(Number(cell.toPrecision(4))) : String(cell ?? "");
 
-/** A table whose columns sort, and which leaves as CSV with every digit. */
+const LISTED_ROWS = 1000; // of a table, until all are asked for
+
+/** A table whose columns sort, and which leaves as CSV with every row and digit. */
 function drawTable(parent, title, rows) {
   const columns = columnsOf(rows).map(([name, get]) => ({ name, cells: rows.map(get) }));
   const kept = columns.filter((column) => column.cells.some((cell) => ![undefined, null, "", "-"].includes(cell)));
@@ -115,7 +119,7 @@ function drawTable(parent, title, rows) {
     add(th, "button", { type: "button", onclick, "data-column": name }, name + mark);
   }
   const body = add(table, "tbody");
-  for (const i of order) {
+  for (const i of state.all.has("rows") ? order : order.slice(0, LISTED_ROWS)) {
     const tr = add(body, "tr");
     for (const { name, cells } of kept) {
       const text = shown(cells[i]);
@@ -127,6 +131,7 @@ function drawTable(parent, title, rows) {
       );
     }
   }
+  if (rows.length > LISTED_ROWS) addAll(parent, "rows", LISTED_ROWS, rows.length, "rows");
 }
 
 const quoted = (cell) =>

@@ -667,10 +667,11 @@ def _moe_experts() -> Iterator[Case]:
         scales = w13.scales.clone()
         scales[few_ids[1, 0], 3, 1] = w13.format.scale.nan_code
         yield case("nan_scale", replace(w13, scales=scales), w2, act_format, **small)
-        nothing = {"x": few[:0], "ids": few_ids[:0], "weights": few_weights[:0]}
-        yield case("empty", w13, w2, act_format, **nothing)
-        tails = _weights(format, 90, 77, 34), _weights(format, 77, 45, 35)
-        yield case("tails", *tails, act_format, few[:, :77], few_ids, few_weights)
+        if case is any_case:  # no tokens, or rows that are not whole: the others' way to take them
+            nothing = {"x": few[:0], "ids": few_ids[:0], "weights": few_weights[:0]}
+            yield case("empty", w13, w2, act_format, **nothing)
+            tails = _weights(format, 90, 77, 34), _weights(format, 77, 45, 35)
+            yield case("tails", *tails, act_format, few[:, :77], few_ids, few_weights)
         rounding = _of_many_magnitudes(6, 4 * width, hidden, seed=39), _of_many_magnitudes(6, hidden, 2 * width, seed=40)
         rounding = [mxref.quantize(weight, format) for weight in rounding]
         wide = {"x": _of_many_magnitudes(6, hidden, seed=41), "ids": (few_ids[:, :1] + torch.arange(4)) % 6}
