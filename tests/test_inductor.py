@@ -27,7 +27,8 @@ def failures(op: str, prefix: str, dtypes: str) -> dict[str, str]:
     """What differs, by case, among those whose id starts with `prefix`."""
     found = {}
     for case in cases(op):
-        if case.id.startswith(prefix) and case.dtype in dtypes.split():
+        rotated = "hadamard" in case.id  # which inductor leaves to others
+        if case.id.startswith(prefix) and case.dtype in dtypes.split() and not rotated:
             (args, kwargs), function = case.arguments(), getattr(mxref, op)
             found[case.id] = difference(compiled(function, *args, **kwargs), function(*args, **kwargs))
     assert len(found) >= 3
