@@ -437,6 +437,21 @@ def test_other_semantics_are_moe_experts_and_matmul(format, semantics, tmp_path)
     assert_same_bits(o_proj(x), mxref.matmul(a, w, bias=bias, out_dtype=torch.bfloat16, semantics=semantics))
 
 
+def test_stacks_taken_apart_are_the_same_weights_and_torch_alone_rounds_them_in_another_order(tmp_path):
+    tiny_model("gptoss", intermediate_size=64).save_pretrained(tmp_path / "in")
+    stacks, linears = tmp_path / "stacks", tmp_path / "linears"
+    convert_checkpoint(tmp_path / "in", stacks, to="gpt-oss")
+    convert_checkpoint(stacks, linears, to="compressed-tensors")
+    for semantics in ("blockwise", "dequantized"):
+        assert_same_bits(logits(load(stacks, semantics=semantics), IDS), logits(load(linears, semantics=semantics), IDS))
+    own, apart = load(stacks), load(linears)
+    assert not torch.equal(logits(own, IDS), logits(apart, IDS))
+    for layer in apart.modules():
+        if isinstance(layer, MXExperts):
+            layer.stored_as = "stacks"
+    assert_same_bits(logits(own, IDS), logits(apart, IDS))
+
+
 def test_scales_of_a_model_without_any_are_refused(tmp_path):
     tiny_model("qwen3moe").save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="scales='vllm' is for stored scales, and .* has none: nothing in it is quantized"):
