@@ -151,8 +151,24 @@ def test_fragments_decode_every_pair_of_codes_with_every_scale(byte):
     assert np.array_equal(exact, expected) and np.array_equal(np.signbit(exact), np.signbit(expected))
 
 
+def test_fragments_decode_every_pair_of_codes_unscaled():
+    """All bytes of two codes, in every byte of a word: bfloat16 values times 2^-126, exactly, signs too."""
+    pytest.importorskip("triton")
+    from accel.triton import _experts, _fragments
+
+    codes = np.arange(256, dtype=np.uint32)
+    words = codes | (codes ^ 0x5A) << 8 | (255 - codes) << 16 | (codes ^ 0xC3) << 24
+    halves = ptx.run(_fragments.DECODED_UNSCALED.value, 8, [words.astype(np.uint32)])
+    found = np.stack([half.astype(np.uint32) << 16 for half in halves], -1).view(np.float32).astype(np.float64)
+    values = np.array([float(decode(code, ELEMENTS["e2m1"])) for code in range(16)])
+    expected = values[words[:, None] >> (4 * np.array([0, 4, 1, 5, 2, 6, 3, 7], np.uint32)) & 15]
+    exact = found * 2.0**_fragments.UNSCALED_EXPONENT.value * float(_experts.SHIFT_UP.value)
+    assert np.array_equal(exact, expected) and np.array_equal(np.signbit(exact), np.signbit(expected))
+
+
 def test_rows_for_fragments_lie_where_their_weights_are_decoded():
-    """Element 4 t + q of block b of a pair lies at 8 t + 4 b + the place of q among 0, 2, 1, 3."""
+    """NVFP4: element 4 t + q of block b of a pair lies at 8 t + 4 b + the place of q among 0, 2, 1, 3. MX formats: element q
+    of eight at the place of q among 0, 4, 1, 5, 2, 6, 3, 7, and 2^64 times as large."""
     says_the_same(PLACES, "cpu")
 
 
@@ -162,15 +178,21 @@ from accel.triton import moe_experts as kernels
 from mxref.conformance import inputs
 from mxref.recipes import resolve_recipe
 
-format = mxref.BLOCK_FORMATS["nvfp4"]
-weight = mxref.quantize(inputs.spread_normal(2, 16, 256, seed=1), format)
 x, ids = inputs.spread_normal(3, 256, seed=2), torch.zeros(3, 1, dtype=torch.int64)
-rows = [
-    kernels.quantize_rows(x, 3, 256, format, resolve_recipe(None, format), "per_row", weight, places, ids, 2, 1).values[0]
-    for places in ("plain", "fragments")
-]
+
+
+def rows(name, weight, scale, places):
+    format, weight = mxref.BLOCK_FORMATS[name], mxref.quantize(inputs.spread_normal(2, 16, 256, seed=1), weight)
+    return kernels.quantize_rows(x, 3, 256, format, resolve_recipe(None, format), scale, weight, places, ids, 2, 1).values[0]
+
+
+plain, found = (rows("nvfp4", "nvfp4", "per_row", places) for places in ("plain", "fragments"))
 for k in range(256):
     pair, block, t, q = k // 32, k // 16 % 2, k // 4 % 4, k % 4
-    assert torch.equal(rows[1][:, 32 * pair + 8 * t + 4 * block + [0, 2, 1, 3].index(q)], rows[0][:, k]), k
+    assert torch.equal(found[:, 32 * pair + 8 * t + 4 * block + [0, 2, 1, 3].index(q)], plain[:, k]), k
+for name in ("mxfp4", "mxfp6_e3m2", "mxint8"):
+    plain, found = (rows(name, "mxfp4", None, places) for places in ("plain", "pairs"))
+    for k in range(256):
+        assert torch.equal(found[:, k // 8 * 8 + [0, 4, 1, 5, 2, 6, 3, 7].index(k % 8)], plain[:, k] * 2.0**64), (name, k)
 print("the same")
 """

@@ -51,7 +51,7 @@ DECODED_UNSCALED = tl.constexpr("""{
     and.b32 d, $8, 0x80008000; shr.b32 t, $8, 6; and.b32 t, t, 0x01c001c0; or.b32 d, d, t;
     mov.b32 {$0, $1}, a; mov.b32 {$2, $3}, b; mov.b32 {$4, $5}, c; mov.b32 {$6, $7}, d;
 }""")
-UNSCALED_SHIFT = tl.constexpr(2.0**62)  # such elements are 2^-126 too small, rows `SHIFT_UP` too large
+UNSCALED_EXPONENT = tl.constexpr(62)  # such elements are 2^-126 too small, rows `SHIFT_UP` too large
 
 
 @constexpr_function
@@ -167,14 +167,14 @@ def scaled_and_added(acc, dot, words, x_scale_place, x_safe, SECOND: gl.constexp
     x too, where it is not in the dot, and NaN where the weights' code is."""
     words = gl.convert_layout(words.reshape([dot.shape[0]]), gl.SliceLayout(1, mma), assert_trivial=True)[:, None]
     if SAFE:
-        power = float_of(((words << 15 if SECOND else words << 23) & 0x7F800000) + (62 << 23))
+        power = float_of(((words << 15 if SECOND else words << 23) & 0x7F800000) + (UNSCALED_EXPONENT << 23))
         return gl.fma(dot, power, acc)
     else:
         code = (words >> 8 if SECOND else words) & 255
         low, high = halves_of(gl.where(code == 255, 127, code))
         x_code = gl.load(x_scale_place).to(gl.int32)
         x_low, x_high = halves_of(gl.where(x_safe == 1, 127, x_code)[None, :])
-        dot = dot * UNSCALED_SHIFT * (low * x_high) * (high * x_low)
+        dot = dot * 2.0**UNSCALED_EXPONENT * (low * x_high) * (high * x_low)
         return add_apart(acc, gl.where(code == 255, float("nan"), dot))
 
 
@@ -307,7 +307,7 @@ def experts_fragment_kernel(
 ):  # fmt: skip
     """16 rows a warp of one expert's weights with rows of its slots, `BM` at a time or half of that: out[slot, n].
     As `experts_product_kernel`, `NB` groups of 16 elements a step, from what `quantize_rows_kernel` stores as "fragments",
-    for MXFP4 of "pairs".
+    for MXFP4 as "pairs".
 
     Weights are words of a thread's part of a block, `row_chunks` times 16 bytes in a row; their scales are words for 64
     elements. Weights, ids and sorted slots are older than the launch before: they are read before that has ended."""

@@ -174,16 +174,9 @@ def add_slots(terms: torch.Tensor, ids: torch.Tensor, experts: int, out_dtype: t
     if out.numel():
         tile = min(1024, triton.next_power_of_2(width))
         combine_kernel[(tokens, triton.cdiv(width, tile))](
-            terms,
-            ids,
-            memory(out),
-            experts,
-            width,
-            TOP_K=top_k,
-            TILE=tile,
-            STORED=STORED[out_dtype],
+            terms, ids, memory(out), experts, width, TOP_K=top_k, TILE=tile, STORED=STORED[out_dtype],
             **options(4, follows=True),
-        )
+        )  # fmt: skip
     return out
 
 
@@ -314,7 +307,7 @@ def half(weight: BlockTensor, rows: BlockFormat) -> bool:
 
 def in_fragments(weight: BlockTensor, rows: BlockFormat) -> bool:
     """Whether threads decode the weights that a tensor core takes from them: FP4 in whole words of 64 elements, NVFP4 with
-    NVFP4 or MXFP4 with an MX format whose dots float16 operands give."""
+    NVFP4, or MXFP4 with an MX format of blocks of 32 whose elements float16 holds and whose dots float32."""
     packed, scales, format = weight.packed, weight.scales, weight.format
     word = 64 // format.block_size
     strides = [stride % 16 for stride in packed.stride()[:-1]] + [stride % word for stride in scales.stride()[:-1]]

@@ -61,7 +61,7 @@ _LAYERS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {"mlp.gate.weight": "E H", "mlp.gate.e_score_correction_bias": "E"},
     ),
 }
-_EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # which transformers takes for one another
 _OF_EXPERTS = {f"{part}.weight": "M H" for part in ("gate_proj", "up_proj", "w1", "w3")}
 _OF_EXPERTS |= {f"{part}.weight": "H M" for part in ("down_proj", "w2")} | {"gate_up_proj": "E 2M H", "down_proj": "E H M"}
 _OF_MODEL = {"model.embed_tokens.weight": "V H", "model.norm.weight": "H", "lm_head.weight": "V H"}
@@ -353,7 +353,7 @@ def incomplete(checkpoint: Checkpoint) -> Iterator[Finding]:
     more = total + _counted(config, "num_nextn_predict_layers")
     if total and str(get(config, "model_type")) in _LAYERS:  # others may have layers of another part
         yield from _beyond("layer", "*.layers.{}", layers, more)
-    total = _counted(config, *_EXPERT_COUNTS)
+    total = _counted(config, *EXPERT_COUNTS)
     for (where, part), found in experts.items() if total else ():
         yield from _beyond("expert", f"{where}{{}}{part}", found, total)
     total = total or max((1 + max(found) for found in experts.values()), default=0)
@@ -440,7 +440,7 @@ def stored_twice(checkpoint: Checkpoint) -> Iterator[Finding]:
 def _miscounted(config: object) -> Iterator[Finding]:
     """Numbers of experts that contradict each other."""
     config = language_config(config)
-    counts = {key: number for key in _EXPERT_COUNTS if (number := _counted(config, key))}
+    counts = {key: number for key in EXPERT_COUNTS if (number := _counted(config, key))}
     said = " and ".join(f"{key} {number}" for key, number in counts.items())
     if len(set(counts.values())) > 1:
         yield Finding("fault", "config", "config.json", f"{said}: expected one number of experts")
@@ -465,7 +465,7 @@ def _sizes(config: object) -> dict[str, int]:
         "I": _counted(config, "intermediate_size"),
         "M": of_expert,
         "2M": 2 * of_expert,
-        "E": _counted(config, *_EXPERT_COUNTS),
+        "E": _counted(config, *EXPERT_COUNTS),
         "V": _counted(config, "vocab_size"),
     }
 

@@ -22,7 +22,7 @@ from mxref.checkpoints import Checkpoint, CheckpointError, QuantizedWeight, load
 from mxref.checkpoints.checkpoint import check_device, usable
 from mxref.checkpoints.dialects import Patterns, activation_recipe, check_patterns
 from mxref.checkpoints.files import language_config
-from mxref.checkpoints.inspection import promised
+from mxref.checkpoints.inspection import EXPERT_COUNTS, promised
 from mxref.elements import FLOAT_DTYPES, check_dtype
 from mxref.formats import check_choice
 from mxref.models.layers import (
@@ -50,7 +50,6 @@ _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.(weight|bias)")
 _STACK = re.compile(r"(.+\.experts)\.(gate_up_proj|up_proj|down_proj)")
 _STACKED_BIAS = re.compile(r"(.+\.experts)\.(gate_up|down)_proj_bias")
 _ANY = -1  # of the experts
-_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # which transformers takes for one another
 _PARTS = {"gate_proj": "gate", "w1": "gate", "up_proj": "up", "w3": "up", "down_proj": "down", "w2": "down"}
 
 
@@ -182,7 +181,7 @@ def load(
 
 def _check_counts(path: str | os.PathLike, says: Mapping, model: nn.Module, layers: Mapping[str, _Layer]) -> None:
     """Raise for a config that counts experts in two ways, or takes more of them for a token than there are."""
-    counts = {key: says[key] for key in _COUNTS if says.get(key) is not None}
+    counts = {key: says[key] for key in EXPERT_COUNTS if says.get(key) is not None}
     if any(count != other for count in counts.values() for other in counts.values()):
         given = " and ".join(f"{key} {count}" for key, count in counts.items())
         raise CheckpointError(f"{path}: the config says {given}: expected the same")
@@ -351,7 +350,7 @@ def _in_dtype(name: str, value: Tensor | BlockTensor, dtype: torch.dtype) -> Ten
         return dequantize(value, dtype) if isinstance(value, BlockTensor) else value.to(dtype)
 
     found = cast(dtype)
-    if found.is_floating_point() and found.isinf().any():
+    if found is not value and found.is_floating_point() and found.isinf().any():
         wide = cast(torch.float32)
         beyond = wide[found.isinf() & wide.isfinite()]
         if beyond.numel():
