@@ -39,22 +39,6 @@ def test_batch_and_path_change_no_bit(device):
     says_the_same(INVARIANT, device)
 
 
-def test_a_gpu_is_refused_products_that_no_record_covers(monkeypatch):
-    kernels = pytest.importorskip("accel.triton.matmul", exc_type=ImportError)
-    monkeypatch.setattr("accel.triton.matmul.INTERPRETED", False)
-    x = torch.ones(2, 32)
-    e5m2, *others = (mxref.quantize(x, format) for format in ("mxfp8_e5m2", "mxfp8_e4m3", "mxfp4", "nvfp4"))
-    for a in others:
-        assert kernels.accepts(a, a) is None
-        for b in (kernels.accepts(a, e5m2), kernels.accepts(e5m2, a), kernels.accepts(x, a)):
-            assert "no record" in b
-        assert "no record" in kernels.accepts(a, a, semantics="dequantized")
-    from accel.triton.moe_experts import accepts
-
-    layer = [mxref.quantize(torch.ones(2, 32, k), "nvfp4") for k in (33, 16)]  # chains of layers have a record
-    assert accepts(torch.ones(2, 33), *layer, None, None) is None
-
-
 def test_chains_say_which_weights_they_do_not_take(monkeypatch):
     kernels = pytest.importorskip("accel.triton.matmul", exc_type=ImportError)
     monkeypatch.setattr("accel.triton.matmul.INTERPRETED", True)

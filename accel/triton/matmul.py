@@ -143,10 +143,10 @@ def accepts(a, b, *, semantics="blockwise", **others) -> str | None:
     if not isinstance(b, BlockTensor):
         return f"b is a {type(b).__name__}"
     if not isinstance(a, BlockTensor):
-        return chain_refusal(b) or _unrecorded("chains of matmul")
+        return chain_refusal(b)
     if semantics == "dequantized":
         refusal = unknown_to_decode(a.recipe) or format_refusal(a.format, a.recipe) or packing_refusal(a.format)
-        return refusal or chain_refusal(b) or _unrecorded("chains of matmul")
+        return refusal or chain_refusal(b)
     for q in (a, b):
         refusal = (
             unknown_to_decode(q.recipe)
@@ -161,14 +161,7 @@ def accepts(a, b, *, semantics="blockwise", **others) -> str | None:
         return f"blocks of {size} elements: {SMALLEST_BLOCK} to {LARGEST_BLOCK} are taken"
     if method(a.format, b.format) is None:
         return f"no exact {a.format.element.name} x {b.format.element.name} product is known"
-    if "e5m2" in (a.format.element.name, b.format.element.name):
-        return _unrecorded("products of e5m2, as it is decoded now,")
     return None
-
-
-def _unrecorded(what: str) -> str | None:
-    """Why a GPU is not trusted with `what`; None in the interpreter."""
-    return None if INTERPRETED else f"no record says yet that {what} are right on a GPU"
 
 
 @functools.cache
