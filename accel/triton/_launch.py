@@ -11,7 +11,7 @@ import triton.language as tl
 from accel.triton._blocks import amax_kernel, decode_kernel, encode_kernel, rotate_kernel
 from accel.triton._constants import element_constants, scale_constants
 from accel.triton._elementwise import gate_table_kernel
-from accel.triton._geometry import INTERPRETED, LARGE, SMALL, SMALL_SIX_BITS, TILE_ELEMENTS, Geometry
+from accel.triton._geometry import INTERPRETED, LARGE, SMALL, SMALL_ACTIVATED, SMALL_SIX_BITS, TILE_ELEMENTS, Geometry
 from mxref.blocks import BlockTensor, QuantizeCall
 from mxref.formats import ELEMENT_FORMATS, BlockFormat, ElementFormat
 from mxref.grid import Grid
@@ -85,6 +85,7 @@ class Activated:
 
 NOTHING = Activated()
 PATTERNS = 1 << 16  # values of a 16-bit type
+FEW_ELEMENTS = 1 << 17  # programs of 128 of them are not many for a GPU
 TABLES = 64
 _tables: dict[tuple, torch.Tensor] = {}
 
@@ -94,8 +95,10 @@ def large_tile(block_elements: int, activated: Activated) -> tuple[int, int]:
     return (max(64 * block_elements, TILE_ELEMENTS), 1) if activated is NOTHING else LARGE
 
 
-def small_tile(format: BlockFormat, packs: bool) -> tuple[int, int]:
+def small_tile(format: BlockFormat, packs: bool, activated: Activated = NOTHING) -> tuple[int, int]:
     """Elements and warps of a program that packs codes of a small tensor, or unpacks them."""
+    if activated is not NOTHING:
+        return SMALL_ACTIVATED
     return SMALL_SIX_BITS[0 if packs else 1] if format.element.bits == 6 else SMALL
 
 
@@ -179,7 +182,7 @@ def _encode(call: QuantizeCall, out: torch.Tensor, scales: torch.Tensor | None, 
         call = replace(call, x=rotate(call.x, recipe.transform, call.grid.axis))
     geometry = Geometry(call.grid)
     if scales is not None:
-        geometry = Geometry(call.grid, large_tile(call.grid.block_elements, activated), small_tile(format, packs=True))
+        geometry = Geometry(call.grid, large_tile(call.grid.block_elements, activated), small_tile(format, True, activated))
     source, lines, stored = "none", out, call.given_tensor_scale
     if isinstance(stored, str):
         source, amax = "amax", finite_amax(call, stored, activated)
@@ -269,7 +272,8 @@ def rotate(
 
 
 def run_flat(kernel: Callable, x: torch.Tensor, *arguments, **constants) -> None:
-    """Launch an element-wise kernel over `x.numel()` elements."""
+    """Launch an element-wise kernel over `x.numel()` elements: one a thread where they are few, measured on an H200."""
     count = x.numel()
+    tile = 128 if count <= FEW_ELEMENTS and not INTERPRETED else 1024
     if count:
-        kernel[(triton.cdiv(count, 1024),)](*arguments, count, TILE=1024, **constants, **EXACT)
+        kernel[(triton.cdiv(count, tile),)](*arguments, count, TILE=tile, **constants, **EXACT)
