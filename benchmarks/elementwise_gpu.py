@@ -24,6 +24,7 @@ import mxref
 from accel.triton._launch import Activated, decode_blocks, qdq_blocks, quantize_blocks
 from accel.triton.functions import silu, swiglu
 from benchmarks.records import moved_bytes
+from benchmarks.vllm_peers import installed
 from mxref.blocks import check_quantize
 from mxref.conformance.report import environment
 from mxref.registry import kernel
@@ -107,7 +108,11 @@ def peers(x: torch.Tensor) -> Iterator[Contender]:
         from torchao.prototype.mx_formats.mx_tensor import MXTensor
         from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor
 
-        yield Contender("quantize", "mxfp8_e4m3", "torchao", partial(ao.triton_to_mxfp8_dim0, x, 32, "floor"))
+        if torch.cuda.get_device_capability() >= (10, 0):
+            run = partial(ao.triton_to_mxfp8_dim0, x, 32, "floor")
+        else:  # there torchao defines no such kernel, and says that it needs Triton
+            run = partial(MXTensor.to_mx, x, torch.float8_e4m3fn, 32)
+        yield Contender("quantize", "mxfp8_e4m3", "torchao", run)
         codes, scales = x.to(torch.float8_e4m3fn), torch.full((x.shape[0], x.shape[1] // 32), 127, device=x.device)
         scales = scales.to(torch.uint8).view(torch.float8_e8m0fnu)
         run = partial(ao.triton_mxfp8_dequant_dim0, codes, scales, torch.bfloat16)
@@ -163,7 +168,8 @@ def main() -> int:
             print({name: round(v, 4) if isinstance(v, float) else v for name, v in rows[-1].items()}, flush=True)
     if arguments.json:
         with open(arguments.json, "w") as file:
-            json.dump({**environment("cuda", arguments.commit), "dtype": "bfloat16", "rows": rows}, file, indent=1)
+            where = environment("cuda", arguments.commit, *installed("vllm", "torchao"))
+            json.dump({**where, "dtype": "bfloat16", "rows": rows}, file, indent=1)
     return 0
 
 

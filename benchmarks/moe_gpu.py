@@ -8,8 +8,12 @@ reference, every bit, on few tokens before it is timed; where a bit differs noth
 CUDA-graph replays, each of another routing and another set of weights, so that no weights are found in a cache.
 `of a copy`: the time of a device-to-device copy of as many bytes as the packed weights of the experts that are met, over
 the layer's. `dequantize + grouped` decodes all experts with our kernel, then multiplies as `bfloat16 grouped`; neither
-quantizes between the products. Fused expert kernels of vLLM are timed where they can be imported. Where activations are
-`bfloat16`, only the weights are block-scaled.
+quantizes between the products. Where activations are `bfloat16`, only the weights are block-scaled.
+
+vLLM's Triton kernels run beside them where they can be imported (`benchmarks/vllm_site.py` makes a folder for PYTHONPATH):
+`bfloat16 vllm` with decoded weights; where weights and activations are NVFP4, its two emulations too, `vllm decode first`
+and `vllm fused decode`. Its sort by expert is NOT counted (`not_counted` in a row); ours is, and that of torch's rows.
+`benchmarks/vllm_peers.py` says the rest. `cosine`: of its result and ours, or torch's with decoded weights.
 """
 
 import argparse
@@ -32,6 +36,7 @@ from accel.triton import moe_experts as kernels
 from accel.triton._chain_products import ChainTiling
 from accel.triton._launch import decode_blocks
 from accel.triton._tilings import FragmentTiling, Tiling
+from benchmarks import vllm_peers
 from mxref.blocks import BlockTensor
 from mxref.conformance.report import environment
 from mxref.formats import block_format
@@ -146,6 +151,16 @@ def ours(model: Model, given: Layer, routed: Routed, tiling: AnyTiling | None = 
     )  # fmt: skip
 
 
+def scaled(model: Model, given: Layer, routed: Routed, *factors: torch.Tensor) -> torch.Tensor:
+    """Our layer, with what tokens and the middle are multiplied by before they are quantized."""
+    scales = tuple((1 / factor).reshape(()) for factor in factors)
+    with mxref.use():
+        return kernels.moe_experts(
+            routed.x, given.w13, given.w2, routed.ids, routed.weights, activation=model.activation, gate_up=model.gate_up,
+            act_format=model.act_format, act_tensor_scales=scales,
+        )  # fmt: skip
+
+
 def gate(model: Model, tokens: int) -> None:
     """Raise unless our layer has the reference's bits on tokens that meet few experts."""
     routed = make_routing(model, tokens, 99)
@@ -181,9 +196,12 @@ def grouped(model: Model, w13: torch.Tensor, w2: torch.Tensor, routed: Routed) -
     return (out.view(len(routed.x), model.top_k, -1) * routed.weights[..., None]).sum(1).bfloat16()
 
 
+def decoded(given: Layer) -> tuple[torch.Tensor, torch.Tensor]:
+    return decode_blocks(given.w13, torch.bfloat16), decode_blocks(given.w2, torch.bfloat16)
+
+
 def decoded_first(model: Model, given: Layer, routed: Routed) -> torch.Tensor:
-    w13, w2 = decode_blocks(given.w13, torch.bfloat16), decode_blocks(given.w2, torch.bfloat16)
-    return grouped(model, w13, w2, routed)
+    return grouped(model, *decoded(given), routed)
 
 
 def replayed_ms(runs: list[Callable[[], object]], repeats: int = 5) -> float:
@@ -236,16 +254,24 @@ def profiled(run: Callable[[], object]) -> dict[str, float]:
     return found
 
 
-def vllm_layers(model: Model, layers: list, routings: list[Routed]) -> Iterator[tuple[str, list[Callable]]]:
-    """vLLM's fused kernel with bfloat16 weights, where it can be imported."""
-    with contextlib.suppress(ImportError, AttributeError, OSError, RuntimeError):
-        from vllm.model_executor.layers.fused_moe.fused_moe import fused_experts
+def peers(model: Model, layers: list[Layer], plain: list, routings: list[Routed]) -> Iterator[vllm_peers.Peer]:
+    """vLLM's ways to compute the layer, where vLLM is there."""
+    if not vllm_peers.is_there():
+        return
+    routed = [(r.x, r.ids, r.weights) for r in routings]
+    interleaved = model.gate_up == "interleaved"
+    yield vllm_peers.plain_peer(plain, routed, interleaved, partial(grouped, model, *plain[0], routings[0]))
+    if model.format == model.act_format == "nvfp4":
+        packed = [(given.w13, given.w2) for given in layers]
+        yield from vllm_peers.packed_peers(packed, routed, partial(scaled, model, layers[0], routings[0]))
 
-        if model.gate_up == "concatenated":
-            runs = [
-                partial(fused_experts, r.x, *layers[i % len(layers)], r.weights, r.ids.int()) for i, r in enumerate(routings)
-            ]
-            yield "bfloat16 vllm", runs
+
+def checked(peer: vllm_peers.Peer, row: dict) -> list[Callable]:
+    """Its runs, once its result has been held against another's."""
+    calls, row["cosine"] = vllm_peers.checked(peer)
+    if calls[0].not_counted:
+        row["not_counted"] = calls[0].not_counted
+    return [call.run for call in calls]
 
 
 def met_bytes(model: Model, routings: list[Routed]) -> tuple[float, float]:
@@ -260,17 +286,18 @@ def measure(model: Model, tokens: int, layers: list[Layer], routings: list[Route
     count = len(layers)
     met, packed = met_bytes(model, routings)
     copied = copy_ms(int(packed))
-    contenders = [
-        ("mxref", [partial(ours, model, layers[i % count], r) for i, r in enumerate(routings)]),
-        ("dequantize + grouped", [partial(decoded_first, model, layers[i % count], r) for i, r in enumerate(routings[:4])]),
-        ("bfloat16 grouped", [partial(grouped, model, *plain[i % len(plain)], r) for i, r in enumerate(routings)]),
-        *vllm_layers(model, plain, routings),
-    ]
-    for name, runs in contenders:
+    contenders = {
+        "mxref": [partial(ours, model, layers[i % count], r) for i, r in enumerate(routings)],
+        "dequantize + grouped": [partial(decoded_first, model, layers[i % count], r) for i, r in enumerate(routings[:4])],
+        "bfloat16 grouped": [partial(grouped, model, *plain[i % len(plain)], r) for i, r in enumerate(routings)],
+    }
+    contenders |= {peer.name: peer for peer in peers(model, layers, plain, routings)}
+    for name, given in contenders.items():
         row = {"model": model.name, "weights": model.format, "activations": model.act_format or PLAIN}
         row |= {"tokens": tokens, "by": name}
         row |= {"experts": round(met, 1), "packed_bytes": int(packed)}
         try:
+            runs = checked(given, row) if isinstance(given, vllm_peers.Peer) else given
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
             runs[0]()
@@ -311,6 +338,13 @@ def compile_one(task: tuple[Model, int, AnyTiling | None]) -> None:
     with contextlib.suppress(Exception):
         ours(model, _one_layer(model), make_routing(model, tokens, 0), tiling)
         torch.cuda.synchronize()
+    if tiling is not None or not vllm_peers.is_there():
+        return
+    with contextlib.suppress(Exception):
+        given = _one_layer(model)
+        for peer in peers(model, [given], [decoded(given)], [make_routing(model, tokens, 0)]):
+            with contextlib.suppress(Exception):
+                vllm_peers.checked(peer)
 
 
 @functools.cache
@@ -359,7 +393,8 @@ def main() -> int:
     def save() -> None:
         if arguments.json:
             with open(arguments.json, "w") as file:
-                json.dump({**environment("cuda", arguments.commit), "dtype": "bfloat16", "rows": rows}, file, indent=1)
+                where = environment("cuda", arguments.commit, *vllm_peers.installed("vllm"))
+                json.dump({**where, "dtype": "bfloat16", "rows": rows}, file, indent=1)
 
     for model in models:
         try:
@@ -376,7 +411,7 @@ def main() -> int:
         layers = [make_layer(model, seed) for seed in range(SETS)]
         plain = []
         if not arguments.quick:
-            plain = [tuple(decode_blocks(w, torch.bfloat16) for w in (given.w13, given.w2)) for given in layers[:2]]
+            plain = [decoded(given) for given in layers[:2]]
         for count in tokens:
             routings = [make_routing(model, count, seed) for seed in range(ROUTINGS if count <= 64 else 4)]
             work = (

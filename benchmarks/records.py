@@ -24,7 +24,9 @@ WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
 BYTE_A_CODE = ", a byte a code"
 NOT_RECORDED = "machine not recorded"
 NO_VERSIONS = ("device", "cores", "threads", "system", "commit", "date")
-LIBRARIES = ("mxref", "torch", "triton", "python", "numpy", "ml_dtypes", "transformers", "compressed-tensors", "torchao")
+LIBRARIES = (
+    "mxref", "torch", "triton", "python", "numpy", "ml_dtypes", "transformers", "compressed-tensors", "torchao", "vllm",
+)  # fmt: skip
 
 
 class RecordError(ValueError):
@@ -47,7 +49,8 @@ class Row:
     """One measurement.
 
     `kind`: speed, conformance or other. `format`: block or element format, several joined by a blank, `-` for none.
-    `library`: who. `detail`: what else tells rows apart. `note`: why there is no number, or why cases were refused.
+    `library`: who. `detail`: what else tells rows apart. `note`: why there is no number, what it leaves out, or why cases
+    were refused.
     `values` of a speed: `ms` and, where known, `moved_bytes`, `flops`, and `ceiling` with `ceiling_ms`, the time of what the
     row is held against in the same run; of conformance: `passed`, `failed`, `known`, `refused`; else what the record has.
     """
@@ -169,12 +172,12 @@ FACTS = {
     key: fact
     for fact, keys in (
         (TEXT, "op format dtype recipe library contender floor name kernel path wrong by model weights activations gate "
-               "device processor backend what function checkpoint producer input loading"),
+               "device processor backend what function checkpoint producer input loading not_counted"),
         (PERHAPS_TEXT, "commit date"),
         (WORDS, "reason"),
         (POSITIVE, "ms copy_ms of_a_copy times_a_bare_kernel tflops packed_tb_s decoding_ms of_cublas_bfloat16 "
                    "of_cublas_float64 median experts moved_bytes packed_bytes flops bits_per_byte perplexity "
-                   "word_perplexity bits_per_weight"),
+                   "word_perplexity bits_per_weight cosine"),
         (PERHAPS_NUMBER, "change change_error snr_db"),
         (WHOLE, "peak_resident_bytes"),  # a difference: below zero where memory was given back
         (COUNT, "passed failed known refused peak_bytes patterns differing compared excepted level"),
@@ -279,6 +282,8 @@ LAYERS_BY = {
     "dequantize + grouped": "mxref, decode first",
     "bfloat16 grouped": "torch bfloat16, grouped",
     "bfloat16 vllm": "vllm bfloat16",
+    "vllm decode first": "vllm, decode first",
+    "vllm fused decode": "vllm, fused decode",
 }
 
 
@@ -286,14 +291,16 @@ def _experts(data: dict, run: Run) -> Iterator[Row]:
     """`moe_gpu.py`: a layer is held against a copy of the packed weights that it meets; its size is its tokens."""
     for row in data["rows"]:
         formats = (row["weights"], row["activations"])
-        values = {"experts_met": row["experts"], "moved_bytes": row["packed_bytes"], "peak_bytes": row.get("peak_bytes")}
+        values = {"experts_met": row["experts"], "moved_bytes": row["packed_bytes"]}
+        values |= {"peak_bytes": row.get("peak_bytes"), "cosine": row.get("cosine")}
+        left_out = f"{row['not_counted']} not counted" if "not_counted" in row else ""
         if "ms" in row:
             values |= {"ms": row["ms"], "ceiling": COPY, "ceiling_ms": row["of_a_copy"] * row["ms"]}
             values["flops"] = round(row["tflops"] * row["ms"] * 1e9)
         yield Row(
             run, SPEED, "moe_experts", " ".join(dict.fromkeys(formats)), data["dtype"],
             LAYERS_BY.get(row["by"], row["by"]), size=(row["tokens"],), detail=row["model"],
-            note=row.get("failed", ""), values=_known(values),
+            note=row.get("failed", left_out), values=_known(values),
         )  # fmt: skip
 
 
@@ -473,8 +480,8 @@ RECORDS = (
         "layers of experts",
         "device dtype",
         _experts,
-        _keys(f"{LAYER} ms of_a_copy tflops", "peak_bytes packed_tb_s kernels_us"),
-        _keys(f"{LAYER} failed", "peak_bytes ms of_a_copy packed_tb_s tflops"),
+        _keys(f"{LAYER} ms of_a_copy tflops", "peak_bytes packed_tb_s kernels_us not_counted cosine"),
+        _keys(f"{LAYER} failed", "peak_bytes ms of_a_copy packed_tb_s tflops not_counted cosine"),
         failed=TEXT,
     ),
     _kind("pytest-benchmark", "machine_info", _pytest, _keys("extra_info stats", None), listed="benchmarks"),

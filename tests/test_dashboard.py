@@ -177,6 +177,18 @@ def test_layers_of_experts_are_held_against_a_copy_of_the_weights_that_they_meet
     assert rows[4].note.startswith("RuntimeError") and "ms" not in rows[4].values
 
 
+def test_a_layer_of_vllm_says_what_it_leaves_out():
+    fields = {"tokens": 16, "ms": 0.5, "of_a_copy": 0.5, "tflops": 2.0, "peak_bytes": 9, "cosine": 0.9999}
+    ways = ("bfloat16 vllm", "vllm decode first", "vllm fused decode")
+    rows = [LAYER | fields | {"by": by, "not_counted": "sort by expert"} for by in ways]
+    found = read("moe-x.json", json.dumps(EXPERTS | {"vllm": "0.34.0", "rows": rows}))
+    assert [row.library for row in found] == ["vllm bfloat16", "vllm, decode first", "vllm, fused decode"]
+    assert {row.note for row in found} == {"sort by expert not counted"} and found[0].values["cosine"] == 0.9999
+    assert ("vllm", "0.34.0") in found[0].run.versions
+    with pytest.raises(RecordError, match="not_counted"):
+        read("moe-x.json", json.dumps(EXPERTS | {"rows": [rows[0] | {"not_counted": ""}]}))
+
+
 def test_rows_of_a_benchmark_are_held_against_their_floor():
     copy, ours, peer, _ = read("benchmarks-cpu.json", json.dumps(BENCH))
     assert copy.run.machine == "A Processor, 2 cores, 1 thread"

@@ -98,9 +98,11 @@ def experts_table(record: dict) -> str:
     tokens = list(dict.fromkeys(row["tokens"] for row in record["rows"]))
     lines = ["| ms by tokens | " + " | ".join(map(str, tokens)) + " |", "|---|" + "--:|" * len(tokens)]
     for key in dict.fromkeys((r["model"], r["weights"], r["activations"], r["by"]) for r in record["rows"]):
-        ms = {r["tokens"]: r["ms"] for r in record["rows"] if (r["model"], r["weights"], r["activations"], r["by"]) == key}
+        rows = [r for r in record["rows"] if (r["model"], r["weights"], r["activations"], r["by"]) == key]
+        ms = {r["tokens"]: f"{r['ms']:.3g}" for r in rows if "failed" not in r}
         model, weights, activations, by = key
-        lines.append(f"| {model} {weights} {activations}: {by} | " + " | ".join(f"{ms[t]:.3g}" for t in tokens) + " |")
+        by += "".join(f", {what} not counted" for what in {r["not_counted"]: None for r in rows if "not_counted" in r})
+        lines.append(f"| {model} {weights} {activations}: {by} | " + " | ".join(ms.get(t, "") for t in tokens) + " |")
     return "\n".join(lines)
 
 

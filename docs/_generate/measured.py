@@ -191,7 +191,8 @@ def gpu_experts() -> str:
         formats = f"{row['weights']}, {row['activations']}"
         share = f"{row['of_a_copy']:.2f}" if row["by"] == "mxref" else "-"
         peak = f"{row['peak_bytes'] / 1e6:.1f}"
-        rows.append((row["model"], formats, row["tokens"], row["by"], short(row["ms"]), share, peak))
+        by = f"{row['by']}, {row['not_counted']} not counted" if "not_counted" in row else row["by"]
+        rows.append((row["model"], formats, row["tokens"], by, short(row["ms"]), share, peak))
     header = ("model", "weights, activations", "tokens", "by", "ms", "of a copy", "peak MB")
     return table(header, rows, "llrlrrr")
 
