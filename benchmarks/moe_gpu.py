@@ -87,6 +87,7 @@ MODELS = (
     Model(*QWEN, "nvfp4", None),
     Model(*QWEN, "mxfp4", None),
     Model(*OSS, "mxfp4", None, "swiglu_oai", "interleaved"),
+    Model(*QWEN, "mxfp8_e4m3", "mxfp8_e4m3"),
 )
 PLAIN = "bfloat16"  # rows' name for activations in no format
 

@@ -554,6 +554,6 @@ def combine_kernel(
     total = tl.zeros((TILE,), tl.float32)
     for i in tl.static_range(TOP_K):
         expert = tl.load(ids_ptr + token * TOP_K + i)
-        present = (expert >= 0) & (expert < experts) & (n < n_size)
-        total += tl.load(terms_ptr + (token * TOP_K + i) * n_size + n, mask=present, other=0.0)
+        term = tl.load(terms_ptr + (token * TOP_K + i) * n_size + n, mask=n < n_size, other=0.0)
+        total += tl.where((expert >= 0) & (expert < experts), term, 0.0)  # loaded at once with the expert, not after
     tl.store(out_ptr + token * n_size + n, narrow(total, STORED), mask=n < n_size)

@@ -172,7 +172,7 @@ def add_slots(terms: torch.Tensor, ids: torch.Tensor, experts: int, out_dtype: t
     tokens, top_k, width = terms.shape
     out = torch.empty(tokens, width, dtype=out_dtype, device=terms.device)
     if out.numel():
-        tile = min(1024, triton.next_power_of_2(width))
+        tile = min(256 if tokens * top_k <= FEW_SLOTS and not INTERPRETED else 1024, triton.next_power_of_2(width))
         combine_kernel[(tokens, triton.cdiv(width, tile))](
             terms, ids, memory(out), experts, width, TOP_K=top_k, TILE=tile, STORED=STORED[out_dtype],
             **options(4, follows=True),
