@@ -178,20 +178,21 @@ def test_one_fault_is_shown_in_full_once_and_counted_in_a_line_a_dtype():
     ids = {dtype: [f"{i}-{dtype}" for i in range(30)] for dtype in ("float32", "float16")}
     outcomes = [failed("qdq", id, "mxfp4", dtype) for dtype, found in ids.items() for id in found]
     outcomes += [failed("qdq", "x", "nvfp4", "float32"), failed("silu", "alone", "-", "float32")]
+    another = Failure("it raised IndexError: 16", "", "mxref verify another")
+    outcomes.insert(1, Outcome("qdq", "another", "mxfp4", "float16", failure=another))
     report = ConformanceReport("b", 1, tuple(outcomes), "cpu", "2", None, "3", None, "today")
     text = str(report)
     assert [line for line in text.splitlines() if line.startswith(("FAILED", "again"))] == [
         "FAILED qdq 0-float32",
         "again: mxref verify 0-float32",
-        *(
-            f"FAILED qdq mxfp4 {dtype}: 30 cases ({', '.join(found[:3])}, ...), the first: {found[0]} differs"
-            for dtype, found in ids.items()
-        ),
+        f"FAILED qdq mxfp4 float32: 30 cases ({', '.join(ids['float32'][:3])}, ...), the first: 0-float32 differs",
+        "FAILED qdq mxfp4 float16: 1 case (another), the first: it raised IndexError: 16",
+        f"FAILED qdq mxfp4 float16: 30 cases ({', '.join(ids['float16'][:3])}, ...), the first: 0-float16 differs",
         "FAILED qdq nvfp4 float32: 1 case (x), the first: x differs",
         "FAILED silu alone",
         "again: mxref verify alone",
     ]
-    assert text.count("block\n") == 2 * 40 and len(report.record()["failures"]) == 62
+    assert text.count("block\n") == 2 * 40 and len(report.record()["failures"]) == 63
 
 
 def test_unknown_names_are_refused():

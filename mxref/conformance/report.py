@@ -4,6 +4,7 @@ import datetime
 import importlib.metadata
 import json
 import platform
+import re
 import subprocess
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -136,12 +137,14 @@ class ConformanceReport:
 
 
 def _failures(op: str, failed: list[Outcome]) -> list[str]:
-    """Of an op the first failure in full, since others mostly have its cause; in a line each format and dtype, how many."""
-    groups: dict[tuple[str, str], list[Outcome]] = {}
+    """Of an op the first failure in full, since others mostly have its cause; in a line each format and dtype, how many, those
+    apart that raised another error."""
+    groups: dict[tuple[str, str, str], list[Outcome]] = {}
     for outcome in failed:
-        groups.setdefault((outcome.format, outcome.dtype), []).append(outcome)
+        raised = re.match(r"it raised \w+|", str(outcome.failure.difference)).group()
+        groups.setdefault((outcome.format, outcome.dtype, raised), []).append(outcome)
     lines = [text for first in failed[:1] for text in (f"FAILED {op} {first.id}", str(first.failure))]
-    for (format, dtype), group in groups.items() if failed[1:] else ():
+    for (format, dtype, _), group in groups.items() if failed[1:] else ():
         ids = ", ".join(outcome.id for outcome in group[:SHOWN]) + (", ..." if group[SHOWN:] else "")
         said = str(group[0].failure.difference).splitlines()[:1]
         count = f"{len(group)} case{'s' if group[1:] else ''}"
