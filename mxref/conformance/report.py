@@ -137,8 +137,8 @@ class ConformanceReport:
 
 
 def _failures(op: str, failed: list[Outcome]) -> list[str]:
-    """Of an op the first failure in full, since others mostly have its cause; in a line each format and dtype, how many, those
-    apart that raised another error."""
+    """Of an op the first failure in full, since others mostly have its cause; in a line each format and dtype how many,
+    those that raised an error apart."""
     groups: dict[tuple[str, str, str], list[Outcome]] = {}
     for outcome in failed:
         raised = re.match(r"it raised \w+|", str(outcome.failure.difference)).group()
