@@ -1357,6 +1357,56 @@ def test_inspect_knows_the_shapes_of_the_models_of_transformers(tmp_path):
         assert expected | {re.sub(r"\.\d+", "", name) for name in experts} <= found, kind
 
 
+LLAMA = {
+    **{f"{part}_layernorm.weight": (32,) for part in ("input", "post_attention")},
+    **{f"self_attn.{part}_proj.weight": (32, 32) for part in "qkvo"},
+    **{f"mlp.{part}_proj.weight": (32, 64)[:: 1 if part == "down" else -1] for part in ("gate", "up", "down")},
+}
+
+
+def write_seeing(path, prefix, head, kind="llama", lacking="no tensor"):
+    """A model that sees: a language model of two layers below `prefix`, a vision tower of three and other shapes."""
+    shapes = {f"{prefix}layers.{i}.{part}": shape for i in range(2) for part, shape in LLAMA.items()}
+    shapes |= {f"{prefix}embed_tokens.weight": (16, 32), f"{prefix}norm.weight": (32,), head: (16, 32)}
+    tower = [f"vision_tower.encoder.layers.{i}." for i in range(3)]
+    shapes |= {f"{each}self_attn.{part}_proj.weight": (4, 4) for each in tower for part in "qk"}
+    path.mkdir()
+    found = {name: torch.ones(shape) for name, shape in shapes.items() if lacking not in name}
+    save_file(found, path / "model.safetensors")
+    text = {"model_type": kind, "hidden_size": 32, "intermediate_size": 64, "vocab_size": 16, "num_hidden_layers": 2}
+    text |= {"num_attention_heads": 2, "tie_word_embeddings": False}
+    config = {"model_type": "llava", "text_config": text, "vision_config": {"num_hidden_layers": 3, "hidden_size": 4}}
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+SEEING = [("language_model.model.", "language_model.lm_head.weight"), ("model.language_model.", "lm_head.weight")]
+
+
+@pytest.mark.parametrize("prefix, head", SEEING)
+@pytest.mark.parametrize("kind", ["llama", "mistral", "of which nothing is known"])
+def test_a_vision_tower_has_layers_and_shapes_of_its_own(prefix, head, kind, tmp_path):
+    path = write_seeing(tmp_path / "whole", prefix, head, kind)
+    inspection = inspect_checkpoint(path)
+    assert (inspection.findings, inspection.layers) == ((), 2)
+    options = dict(to="compressed-tensors", format="mxfp4", ignore=["re:.*vision.*"])
+    convert_checkpoint(path, tmp_path / "out", **options)
+    assert inspect_checkpoint(tmp_path / "out").faults == ()
+    path = write_seeing(tmp_path / "less", prefix, head, kind, lacking=f"{prefix}layers.1.")
+    (fault,) = inspect_checkpoint(path).faults
+    assert (fault.what, fault.name, fault.detail) == ("missing", "*.layers.1", "1 of 2 layers are not there")
+    with pytest.raises(CheckpointError, match=r"\*\.layers\.1: 1 of 2 layers are not there$"):
+        convert_checkpoint(path, tmp_path / "none", **options)
+
+
+@pytest.mark.parametrize("prefix, head", SEEING)
+def test_what_the_language_model_of_a_model_that_sees_lacks_is_missed(prefix, head, tmp_path):
+    lacking = [f"{prefix}layers.1.mlp.up_proj.weight", f"{prefix}embed_tokens.weight", f"{prefix}norm.weight", head]
+    for number, name in enumerate(lacking):
+        (fault,) = inspect_checkpoint(write_seeing(tmp_path / str(number), prefix, head, lacking=name)).faults
+        assert (fault.what, fault.name) == ("missing", "lm_head.weight" if name == head else name)
+
+
 TYPES = [
     (CT, "config_groups", "x", "an object or a list"),
     (CT, "config_groups", {"group_0": "x"}, "an object"),

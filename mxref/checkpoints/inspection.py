@@ -6,7 +6,7 @@ A fault makes results wrong or loading fail; a warning is what a checkpoint may 
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 
@@ -25,7 +25,7 @@ _SAMPLE = 1 << 16  # elements of a matrix whose rms is taken
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _LOADED = ("F32", "F16", "BF16")  # dtypes of floats that a model is loaded from
 _WIDE = (*_FLOATS, "BOOL", "I16", "I32", "I64", "U16", "U32", "U64")
-_LAYER, _EXPERT = re.compile(r"(?<=\.layers\.)\d+(?=\.)"), re.compile(r"(?<=\.experts\.)\d+(?=\.)")
+_LAYER, _EXPERT = re.compile(r"(.*?\.)layers\.(\d+)\.(.+)"), re.compile(r"(?<=\.experts\.)\d+(?=\.)")
 _LINEAR = re.compile(r".*(_proj|\.w[123])")
 STACK = re.compile(r".*\.experts\.(gate_up_proj|up_proj|down_proj)")
 _OF_ONE_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.(weight|bias)")
@@ -64,7 +64,8 @@ _LAYERS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # which transformers takes for one another
 _OF_EXPERTS = {f"{part}.weight": "M H" for part in ("gate_proj", "up_proj", "w1", "w3")}
 _OF_EXPERTS |= {f"{part}.weight": "H M" for part in ("down_proj", "w2")} | {"gate_up_proj": "E 2M H", "down_proj": "E H M"}
-_OF_MODEL = {"model.embed_tokens.weight": "V H", "model.norm.weight": "H", "lm_head.weight": "V H"}
+_OF_MODEL = {"embed_tokens.weight": "V H", "norm.weight": "H"}  # beside its layers
+_HEAD = "lm_head.weight"
 _BESIDE = ("bias", "k_scale", "v_scale")  # a linear's own, and what belongs to a KV cache
 _ROWS = [layout for layouts in DIALECTS.values() for layout in layouts]
 _COMPANIONS = tuple({suffix for row in _ROWS for suffix in (row.scales, row.tensor_scale, row.input_scale) if suffix})
@@ -179,7 +180,8 @@ def inspect_checkpoint(
         findings.append(Finding("fault", "files", str(path), "there is no tensor in them"))
     known = {finding.name for finding in findings}
     findings += [finding for finding in _lacking(checkpoint) if finding.name not in known]
-    layers = {match[0] for name in checkpoint if (match := _LAYER.search(name))}
+    towers = language_towers(checkpoint)
+    layers = {place[1] for name in checkpoint if (place := _in_layer(name, towers))}
     experts |= {1 + int(match[0]) for name in checkpoint if (match := _EXPERT.search(name))}
     shapes = {name: checkpoint.shards.entries[name].shape for name in checkpoint.plain if STACK.fullmatch(name)}
     experts |= {shape[0] for shape in shapes.values() if len(shape) == 3}
@@ -336,15 +338,31 @@ def promised(checkpoint: Checkpoint) -> Iterator[Finding]:
                 yield Finding("fault", "missing", name, "the header describes it")
 
 
+def language_towers(checkpoint: Checkpoint) -> Collection[str]:
+    """What the names of the language model's layers begin with, `model.` say, and those of no vision tower: what has
+    embeddings of tokens beside it, or is called so; all where that tells none apart, or the config counts two kinds."""
+    towers = {match[1] for name in checkpoint if (match := _LAYER.fullmatch(name))}
+    if get(checkpoint.config, "is_encoder_decoder"):
+        return towers
+    embedding = towers & {name.partition("embed_tokens.")[0] for name in checkpoint if "embed_tokens." in name}
+    return embedding or {tower for tower in towers if "language" in tower} or towers
+
+
+def _in_layer(name: str, towers: Collection[str]) -> tuple[str, int, str] | None:
+    """The tower, the layer's number and the rest of a name; None where it is of no layer of these towers."""
+    match = _LAYER.fullmatch(name)
+    return (match[1], int(match[2]), match[3]) if match and match[1] in towers else None
+
+
 def incomplete(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Layers and experts that the config counts and the files lack."""
-    config = language_config(checkpoint.config)
+    config, towers = language_config(checkpoint.config), language_towers(checkpoint)
     layers: set[int] = set()
     experts: dict[tuple[str, str], set[int]] = defaultdict(set)
     for name in checkpoint:
         name = name.rpartition(".")[0] + "."  # of the module: a weight that could not be made out is no missing one
-        layer, expert = _LAYER.search(name), _EXPERT.search(name)
-        layers |= {int(layer[0])} if layer else set()
+        place, expert = _in_layer(name + "*", towers), _EXPERT.search(name)
+        layers |= {place[1]} if place else set()
         if expert:
             experts[name[: expert.start()], name[expert.end() : -1]].add(int(expert[0]))
     total = _counted(config, "num_hidden_layers")
@@ -365,43 +383,49 @@ def incomplete(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def _lacking(checkpoint: Checkpoint) -> Iterator[Finding]:
     """What a layer of this model type has, and layers of the files lack; and what the whole model has."""
-    config = language_config(checkpoint.config)
+    config, towers = language_config(checkpoint.config), language_towers(checkpoint)
     always, with_experts = _LAYERS.get(str(get(config, "model_type")), ({}, {}))
     if not always:
         return
-    layers: dict[str, set[str]] = defaultdict(set)
-    prefix = "model."
+    layers: dict[tuple[str, int], set[str]] = defaultdict(set)
     for name in checkpoint.shards.entries.keys() | checkpoint.keys():
-        match = _LAYER.search(name)
-        if match:
-            part = name[match.end() + 1 :]
+        if place := _in_layer(name, towers):
+            *layer, part = place
             of_projection = _LINEAR.fullmatch(part.rpartition(".")[0]) and not part.endswith(".bias")
             # a weight that could not be made out is no missing one
-            layers[name[: match.end()]].add(f"{part.rpartition('.')[0]}.weight" if of_projection else part)
-            prefix = name[: match.start() - len("layers.")]
+            layers[tuple(layer)].add(f"{part.rpartition('.')[0]}.weight" if of_projection else part)
     for part in (*always, *with_experts):
         having = {layer: names for layer, names in layers.items() if part in always or any(".experts." in n for n in names)}
-        without = sorted((layer for layer in having if not set(part.split("|")) & having[layer]), key=_number)
+        without = sorted(layer for layer in having if not set(part.split("|")) & having[layer])
         if without:
+            tower, number = without[0]
             detail = f"{len(without)} of {len(having)} layers lack it"
-            yield Finding("fault", "missing", f"{without[0]}.{part.split('|')[0]}", detail)
-    whole = [f"{prefix}embed_tokens.weight", f"{prefix}norm.weight"]
-    for name in whole + ["lm_head.weight"] * (get(config, "tie_word_embeddings") is False):
+            yield Finding("fault", "missing", f"{tower}layers.{number}.{part.split('|')[0]}", detail)
+    whole = [tower + part for tower in sorted(towers) for part in _OF_MODEL]
+    if get(config, "tie_word_embeddings") is False and get(checkpoint.config, "tie_word_embeddings") is not True:
+        whole += [_HEAD] * (not any(_is_head(name) for name in checkpoint))
+    for name in whole:
         if layers and name not in checkpoint:
             yield Finding("fault", "missing", name, "every model of this type has it")
 
 
+def _is_head(name: str) -> bool:
+    return f".{name}".endswith(f".{_HEAD}")
+
+
 def _misshapen(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Tensors of known model types whose shapes are not those that the config's numbers make."""
-    config = language_config(checkpoint.config)
+    config, towers = language_config(checkpoint.config), language_towers(checkpoint)
     always, with_experts = _LAYERS.get(str(get(config, "model_type")), ({}, {}))
     known = {name: shape for names, shape in (always | with_experts).items() for name in names.split("|")} if always else {}
+    whole = {tower + part: shape for tower in towers for part, shape in _OF_MODEL.items()}
     sizes = _sizes(config)
     for name, weight in checkpoint.stored.items() if known else ():
-        layer = _LAYER.search(name)
-        part = name[layer.end() + 1 :] if layer else ""
+        place = _in_layer(name, towers)
+        part = place[2] if place else ""
         of_expert = re.sub(r"^\d+\.", "", part.partition(".experts.")[2])
-        expected = (_OF_EXPERTS.get(of_expert) if of_expert else known.get(part)) if layer else _OF_MODEL.get(name)
+        of_whole = "V H" if _is_head(name) else whole.get(name)
+        expected = (_OF_EXPERTS.get(of_expert) if of_expert else known.get(part)) if place else of_whole
         if not expected:
             continue
         shape = list(checkpoint.shards.entries[name].shape if weight is None else weight.shape)
@@ -468,10 +492,6 @@ def _sizes(config: object) -> dict[str, int]:
         "E": _counted(config, *EXPERT_COUNTS),
         "V": _counted(config, "vocab_size"),
     }
-
-
-def _number(layer: str) -> int:
-    return int(layer.rpartition(".")[2])
 
 
 def _counted(config: object, *keys: str) -> int:
