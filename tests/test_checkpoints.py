@@ -1262,8 +1262,32 @@ def test_inspect_misses_a_quantized_projection_and_a_router_of_another_name(tmp_
             del tensors[name]
 
     faults = inspect_checkpoint(copy(DATA / "modelopt-nvfp4-gptoss", tmp_path / "c", change)).faults
-    expected = {"model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.router.bias"}
+    expected = {f"model.layers.0.{part}" for part in ("self_attn.q_proj.weight", "self_attn.q_proj.bias", "mlp.router.bias")}
     assert {fault.name for fault in faults} == expected and {fault.what for fault in faults} == {"missing"}
+
+
+STACKS, APART = DATA / "gptoss_layout-mxfp4-gptoss", DATA / "llmcompressor-nvfp4-gptoss"
+BIASES = [
+    (STACKS, "self_attn.q_proj.bias", "self_attn.q_proj.bias"),
+    (STACKS, "mlp.experts.gate_up_proj_bias", "mlp.experts.gate_up_proj_bias"),
+    (STACKS, "mlp.experts.down_proj_bias", "mlp.experts.down_proj_bias"),
+    (APART, "mlp.experts.1.gate_proj.bias", "mlp.experts.1.gate_proj.bias"),
+    (APART, r"mlp.experts.\d.up_proj.bias", "mlp.experts.gate_up_proj_bias"),
+    (APART, r"mlp.experts.\d.down_proj.bias", "mlp.experts.down_proj_bias"),
+]
+
+
+@pytest.mark.parametrize("source, gone, name", BIASES)
+def test_inspect_misses_biases_and_compares_their_shapes(source, gone, name, tmp_path):
+    def without(tensors):
+        for each in [each for each in tensors if re.fullmatch(f"model.layers.0.{gone}", each)]:
+            del tensors[each]
+
+    (fault,) = inspect_checkpoint(copy(source, tmp_path / "less", without)).faults
+    assert (fault.what, fault.name) == ("missing", f"model.layers.0.{name}")
+    config = {"hidden_size": 9, "intermediate_size": 9, "num_attention_heads": 5}
+    faults = inspect_checkpoint(copy(source, tmp_path / "other", config=config)).faults
+    assert any(fault.what == "shape" and re.fullmatch(f"model.layers.0.{gone}", fault.name) for fault in faults)
 
 
 def test_inspect_misses_what_a_later_layer_of_a_dense_model_lacks(tmp_path):
@@ -1353,7 +1377,7 @@ def test_inspect_knows_the_shapes_of_the_models_of_transformers(tmp_path):
         (tmp_path / kind / "config.json").write_text(json.dumps(changed | {"intermediate_size": 40}))
         found = {re.sub(r"\.\d+", "", fault.name) for fault in inspect_checkpoint(tmp_path / kind).faults}
         expected = {"lm_head.weight", "model.norm.weight", "model.layers.self_attn.o_proj.weight"}
-        experts = [name for name in load_checkpoint(tmp_path / kind) if ".experts." in name and "bias" not in name]
+        experts = [name for name in load_checkpoint(tmp_path / kind) if ".experts." in name]
         assert expected | {re.sub(r"\.\d+", "", name) for name in experts} <= found, kind
 
 

@@ -8,7 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from itertools import count
+from itertools import count, cycle
 
 import torch
 
@@ -32,24 +32,43 @@ _OF_ONE_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.(weight|bias)")
 _OF_ALL_EXPERTS = re.compile(r"(.*\.experts)\.(gate_up|up|down)_proj(_bias)?")
 _USUAL = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 _PAIRS = (("gate_proj", "up_proj"), ("w1", "w3"))
-# What every layer of a model type has, and what one with experts has besides, with shapes; alternatives stand together.
-# Letters are sizes as `_sizes` reads them from the config, ? is any.
+# What every layer of a model type has, what one with experts has besides, and what one may have, with shapes; alternatives
+# stand together, of the experts * is any. Letters are sizes as `_sizes` reads them from the config, ? is any.
 _NORMS = {"input_layernorm.weight": "H", "post_attention_layernorm.weight": "H"}
 _QKVO = {f"self_attn.{part}_proj.weight": shape for part, shape in (("q", "Q H"), ("k", "K H"), ("v", "K H"), ("o", "H Q"))}
 _QK_NORMS = {"self_attn.q_norm.weight": "D", "self_attn.k_norm.weight": "D"}
 _MLP = {f"mlp.{part}_proj.weight": shape for part, shape in (("gate", "I H"), ("up", "I H"), ("down", "H I"))}
 _DENSE, _MIXED = {**_NORMS, **_QKVO, **_MLP}, {**_NORMS, **_QKVO, **_QK_NORMS}
-_LAYERS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
-    "llama": (_DENSE, {}),
-    "mistral": (_DENSE, {}),
-    "mixtral": ({**_NORMS, **_QKVO}, {"block_sparse_moe.gate.weight|mlp.gate.weight": "E H"}),
-    "qwen2": (_DENSE, {}),
-    "qwen2_moe": ({**_NORMS, **_QKVO}, {"mlp.gate.weight": "E H", "mlp.shared_expert_gate.weight": "? H"}),
-    "qwen3": ({**_DENSE, **_QK_NORMS}, {}),
-    "qwen3_moe": (_MIXED, {"mlp.gate.weight": "E H"}),
+_EXPERT_BIASES = {
+    "mlp.experts.gate_up_proj_bias|mlp.experts.*.gate_proj.bias": "E 2M|M",
+    "mlp.experts.gate_up_proj_bias|mlp.experts.*.up_proj.bias": "E 2M|M",
+    "mlp.experts.down_proj_bias|mlp.experts.*.down_proj.bias": "E H|H",
+}
+_LATENT = {f"self_attn.{part}.weight": "" for part in ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "q_proj")}
+_LATENT |= {"self_attn.q_a_layernorm.weight": "?"}
+_LATENT |= {f"self_attn.{part}.bias": "?" for part in ("q_a_proj", "kv_a_proj_with_mqa", "o_proj")}
+
+
+def _shared(name: str) -> dict[str, str]:
+    return {f"mlp.{name}.{part}_proj.weight": "H ?" if part == "down" else "? H" for part in ("gate", "up", "down")}
+
+
+_LAYERS: dict[str, tuple[dict[str, str], dict[str, str], dict[str, str]]] = {
+    "llama": (_DENSE, {}, {}),
+    "mistral": (_DENSE, {}, {}),
+    "mixtral": ({**_NORMS, **_QKVO}, {"block_sparse_moe.gate.weight|mlp.gate.weight": "E H"}, {}),
+    "qwen2": (_DENSE, {}, {}),
+    "qwen2_moe": (
+        {**_NORMS, **_QKVO},
+        {"mlp.gate.weight": "E H", "mlp.shared_expert_gate.weight": "? H"},
+        {**_MLP, **_shared("shared_expert")},
+    ),
+    "qwen3": ({**_DENSE, **_QK_NORMS}, {}, {}),
+    "qwen3_moe": (_MIXED, {"mlp.gate.weight": "E H"}, _MLP),
     "gpt_oss": (
         {**_NORMS, **_QKVO, "self_attn.sinks": "A"},
-        {"mlp.router.weight": "E H", "mlp.router.bias": "E"},
+        {"mlp.router.weight": "E H", "mlp.router.bias": "E", **_EXPERT_BIASES},
+        {},
     ),
     "deepseek_v3": (
         {
@@ -59,7 +78,20 @@ _LAYERS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
             "self_attn.o_proj.weight": "H ?",
         },
         {"mlp.gate.weight": "E H", "mlp.gate.e_score_correction_bias": "E"},
+        {**_MLP, **_LATENT, **_shared("shared_experts")},
     ),
+}
+# Biases that every layer has where a key of the config says so, or by default.
+_QKVO_BIASES = {name.replace("weight", "bias"): shape.split()[0] for name, shape in _QKVO.items()}
+_QKV_BIASES = {name: shape for name, shape in _QKVO_BIASES.items() if "o_proj" not in name}
+_MLP_BIASES = {name.replace("weight", "bias"): shape.split()[0] for name, shape in _MLP.items()}
+_BIASES: dict[str, dict[str, tuple[bool, dict[str, str]]]] = {
+    "llama": {"attention_bias": (False, _QKVO_BIASES), "mlp_bias": (False, _MLP_BIASES)},
+    "qwen2": {"": (True, _QKV_BIASES)},
+    "qwen2_moe": {"qkv_bias": (True, _QKV_BIASES)},
+    "qwen3": {"attention_bias": (False, _QKVO_BIASES)},
+    "qwen3_moe": {"attention_bias": (False, _QKVO_BIASES)},
+    "gpt_oss": {"attention_bias": (True, _QKVO_BIASES)},
 }
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # which transformers takes for one another
 _OF_EXPERTS = {f"{part}.weight": "M H" for part in ("gate_proj", "up_proj", "w1", "w3")}
@@ -360,7 +392,9 @@ def incomplete(checkpoint: Checkpoint) -> Iterator[Finding]:
     layers: set[int] = set()
     experts: dict[tuple[str, str], set[int]] = defaultdict(set)
     for name in checkpoint:
-        name = name.rpartition(".")[0] + "."  # of the module: a weight that could not be made out is no missing one
+        if not name.endswith(".bias"):
+            name = name.rpartition(".")[0]  # the module: a weight that could not be made out is no missing one
+        name += "."
         place, expert = _in_layer(name + "*", towers), _EXPERT.search(name)
         layers |= {place[1]} if place else set()
         if expert:
@@ -381,26 +415,54 @@ def incomplete(checkpoint: Checkpoint) -> Iterator[Finding]:
             yield from _missing("expert", f"{where}{{}}{part}", experts.get((where, part), set()), total)
 
 
+def _parts(config: object) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+    """What a layer has by this config, what one with experts has besides, what it may have; nothing of unknown types."""
+    kind = str(get(config, "model_type"))
+    always, with_experts, may = _LAYERS.get(kind, ({}, {}, {}))
+    for key, (default, biases) in _BIASES.get(kind, {}).items():
+        said = get(config, key)
+        always = always | biases if (default if said is None else said) else always
+    return always, with_experts, may
+
+
+def _known(config: object) -> dict[str, str]:
+    """The shapes of all that a layer has or may have, by name."""
+    always, with_experts, may = _parts(config)
+    known: dict[str, str] = {}
+    for names, shapes in (may | always | with_experts).items():
+        known |= zip(names.split("|"), cycle(shapes.split("|")))
+    return known
+
+
+def _shape(part: str, known: Mapping[str, str]) -> str | None:
+    """The letters of a shape, "" for any; None for what has no place in a layer."""
+    part = _EXPERT.sub("*", part)
+    return known.get(part, _OF_EXPERTS.get(part.partition(".experts.")[2].removeprefix("*.")))
+
+
 def _lacking(checkpoint: Checkpoint) -> Iterator[Finding]:
     """What a layer of this model type has, and layers of the files lack; and what the whole model has."""
     config, towers = language_config(checkpoint.config), language_towers(checkpoint)
-    always, with_experts = _LAYERS.get(str(get(config, "model_type")), ({}, {}))
+    always, with_experts, _ = _parts(config)
     if not always:
         return
     layers: dict[tuple[str, int], set[str]] = defaultdict(set)
     for name in checkpoint.shards.entries.keys() | checkpoint.keys():
         if place := _in_layer(name, towers):
-            *layer, part = place
+            *layer, part = *place[:2], _EXPERT.sub("*", place[2])
             of_projection = _LINEAR.fullmatch(part.rpartition(".")[0]) and not part.endswith(".bias")
             # a weight that could not be made out is no missing one
             layers[tuple(layer)].add(f"{part.rpartition('.')[0]}.weight" if of_projection else part)
+    found = {}
     for part in (*always, *with_experts):
         having = {layer: names for layer, names in layers.items() if part in always or any(".experts." in n for n in names)}
         without = sorted(layer for layer in having if not set(part.split("|")) & having[layer])
         if without:
             tower, number = without[0]
             detail = f"{len(without)} of {len(having)} layers lack it"
-            yield Finding("fault", "missing", f"{tower}layers.{number}.{part.split('|')[0]}", detail)
+            name = f"{tower}layers.{number}.{part.split('|')[0]}"
+            found[name] = Finding("fault", "missing", name, detail)
+    yield from found.values()
     whole = [tower + part for tower in sorted(towers) for part in _OF_MODEL]
     if get(config, "tie_word_embeddings") is False and get(checkpoint.config, "tie_word_embeddings") is not True:
         whole += [_HEAD] * (not any(_is_head(name) for name in checkpoint))
@@ -416,16 +478,13 @@ def _is_head(name: str) -> bool:
 def _misshapen(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Tensors of known model types whose shapes are not those that the config's numbers make."""
     config, towers = language_config(checkpoint.config), language_towers(checkpoint)
-    always, with_experts = _LAYERS.get(str(get(config, "model_type")), ({}, {}))
-    known = {name: shape for names, shape in (always | with_experts).items() for name in names.split("|")} if always else {}
+    known = _known(config)
     whole = {tower + part: shape for tower in towers for part, shape in _OF_MODEL.items()}
     sizes = _sizes(config)
     for name, weight in checkpoint.stored.items() if known else ():
         place = _in_layer(name, towers)
-        part = place[2] if place else ""
-        of_expert = re.sub(r"^\d+\.", "", part.partition(".experts.")[2])
         of_whole = "V H" if _is_head(name) else whole.get(name)
-        expected = (_OF_EXPERTS.get(of_expert) if of_expert else known.get(part)) if place else of_whole
+        expected = _shape(place[2], known) if place else of_whole
         if not expected:
             continue
         shape = list(checkpoint.shards.entries[name].shape if weight is None else weight.shape)
