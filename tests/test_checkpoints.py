@@ -1208,6 +1208,39 @@ def test_inspect_finds_what_load_refuses(tmp_path):
     assert "too many" not in {fault.what for fault in inspect_checkpoint(predicting).faults}
 
 
+NO_PLACE = [
+    ("model.layers.0.extra.weight", "fault"),
+    ("model.layers.0.self_attn.q_proj.bias", "fault"),
+    ("model.layers.0.mlp.gate.bias", "fault"),
+    ("model.layers.0.mlp.experts.down_proj_bias", "fault"),
+    ("model.layers.0.self_attn.rotary_emb.inv_freq", "warning"),
+    ("model.layers.0.self_attn.k_scale", "warning"),
+    ("model.extra.weight", "warning"),
+    ("score.weight", "warning"),
+]
+
+
+@pytest.mark.parametrize("name, severity", NO_PLACE)
+def test_inspect_finds_tensors_that_have_no_place(name, severity, tmp_path):
+    (finding,) = inspect_checkpoint(copy(CT, tmp_path / "c", lambda found: found.update({name: torch.ones(2)}))).findings
+    assert (finding.severity, finding.what, finding.name) == (severity, "no place", name)
+    assert finding.detail == "a model of type qwen3_moe has none for it"
+
+
+def test_what_a_model_of_another_kind_predicts_or_caches_has_a_place(tmp_path):
+    def more(tensors):
+        tensors |= {f"model.layers.0.self_attn.{part}_proj.{part}_scale": torch.ones(()) for part in "kv"}
+        tensors["model.layers.1.eh_proj.weight"] = torch.ones(2, 4)
+
+    predicting = copy(MODELOPT, tmp_path / "c", more, config={"num_nextn_predict_layers": 1})
+    path = edited(predicting, tmp_path / "d", {("quantization", "kv_cache_quant_algo"): "FP8"}, "hf_quant_config.json")
+    found = {(finding.severity, finding.what) for finding in inspect_checkpoint(path).findings}
+    assert ("warning", "KV cache") in found and not {what for _, what in found} & {"no place", "unknown tensor", "too many"}
+    config = {"model_type": "of which nothing is known"}
+    path = copy(CT, tmp_path / "e", lambda found: found.update({"model.layers.0.extra": torch.ones(2)}), config=config)
+    assert inspect_checkpoint(path).findings == ()
+
+
 def test_inspect_finds_what_is_missing_and_what_is_unknown(tmp_path):
     def change(tensors):
         for name in [name for name in tensors if ".experts.1.up_proj" in name]:

@@ -98,7 +98,9 @@ _OF_EXPERTS = {f"{part}.weight": "M H" for part in ("gate_proj", "up_proj", "w1"
 _OF_EXPERTS |= {f"{part}.weight": "H M" for part in ("down_proj", "w2")} | {"gate_up_proj": "E 2M H", "down_proj": "E H M"}
 _OF_MODEL = {"embed_tokens.weight": "V H", "norm.weight": "H"}  # beside its layers
 _HEAD = "lm_head.weight"
-_BESIDE = ("bias", "k_scale", "v_scale")  # a linear's own, and what belongs to a KV cache
+CACHE_SCALES = ("k_scale", "v_scale", "output_scale")  # ends of names of what belongs to a KV cache
+BESIDE = ("bias", *CACHE_SCALES)  # of a quantized weight
+_NOT_ADDED = (*CACHE_SCALES, "rotary_emb.inv_freq")  # which add nothing to a model
 _ROWS = [layout for layouts in DIALECTS.values() for layout in layouts]
 _COMPANIONS = tuple({suffix for row in _ROWS for suffix in (row.scales, row.tensor_scale, row.input_scale) if suffix})
 
@@ -165,8 +167,9 @@ def inspect_checkpoint(
     layers, experts and quantized modules that the config promises and the files lack, layers and experts beyond those
     that it counts, numbers of experts that contradict each other, experts of a layer in several formats, what is stored
     under two names; of known model types norms, routers and projections that a layer lacks, and shapes that are not the
-    config's. Warnings: gate and up with different scales, weights that are all zero or end in a short block, experts
-    quantized in part, weights not quantized in blocks, a quantized KV cache, a file that is not read.
+    config's, biases too, and tensors that no layer has a place for. Warnings: gate and up with different scales, weights
+    that are all zero or end in a short block, experts quantized in part, weights not quantized in blocks, a quantized KV
+    cache, tensors beside the layers that have no place, a file that is not read.
     `dialect`: as for `load_checkpoint`. `on_progress("tensors", done, all)` is called as work proceeds. Memory holds one
     tensor at a time. Raises ValueError for a path that is no checkpoint, and for a file that is broken or cut off
     (`UnreadableError`).
@@ -211,7 +214,8 @@ def inspect_checkpoint(
     if not checkpoint.shards.entries:
         findings.append(Finding("fault", "files", str(path), "there is no tensor in them"))
     known = {finding.name for finding in findings}
-    findings += [finding for finding in _lacking(checkpoint) if finding.name not in known]
+    further = (*_lacking(checkpoint), *_placeless(checkpoint, broken))
+    findings += [finding for finding in further if finding.name not in known]
     towers = language_towers(checkpoint)
     layers = {place[1] for name in checkpoint if (place := _in_layer(name, towers))}
     experts |= {1 + int(match[0]) for name in checkpoint if (match := _EXPERT.search(name))}
@@ -348,8 +352,31 @@ def _unknown(checkpoint: Checkpoint, broken: Iterable[str]) -> Iterator[Finding]
             yield Finding("fault", "unknown tensor", name, f"{dtype} that belongs to no weight")
         elif name.endswith(_COMPANIONS) and not (weight and weight.dtype.startswith("F8")):
             yield Finding("fault", "unknown tensor", name, "a scale that belongs to no weight")
-        elif module in beside and leaf not in _BESIDE:
-            yield Finding("fault", "unknown tensor", name, f"beside a quantized weight: expected {' or '.join(_BESIDE)}")
+        elif module in beside and leaf not in BESIDE:
+            yield Finding("fault", "unknown tensor", name, f"beside a quantized weight: expected {' or '.join(BESIDE)}")
+
+
+def _placeless(checkpoint: Checkpoint, broken: Iterable[str]) -> Iterator[Finding]:
+    """Plain tensors for which a model of this type has no place: in a layer a fault, beside its layers another head's,
+    perhaps, or another part's where the config has such."""
+    config, towers = language_config(checkpoint.config), language_towers(checkpoint)
+    known, total = _known(config), _counted(config, "num_hidden_layers")
+    whole = {tower + part for tower in towers for part in _OF_MODEL}
+    entries, reported = checkpoint.shards.entries, {name.rpartition(".")[0] for name in broken}
+    for name in checkpoint.plain if known else ():
+        place, module = _in_layer(name, towers), name.rpartition(".")[0]
+        weight = entries.get(f"{module}.weight")
+        if module in reported or name.endswith(_COMPANIONS) or (weight and weight.dtype not in _WIDE):
+            continue  # quantized in a way of its own, or wrongly
+        if checkpoint.declared.cache and name.endswith(CACHE_SCALES):
+            continue
+        if place:  # in a layer that is counted
+            has_place = _shape(place[2], known) is not None or 0 < total <= place[1]
+        else:
+            has_place = name in whole or _is_head(name) or config != checkpoint.config
+        if not has_place:
+            severity = "fault" if place and not name.endswith(_NOT_ADDED) else "warning"
+            yield Finding(severity, "no place", name, f"a model of type {get(config, 'model_type')} has none for it")
 
 
 def promised(checkpoint: Checkpoint) -> Iterator[Finding]:
