@@ -305,6 +305,10 @@ def evaluate_command(
             metavar="stored|vllm", show_default=False, help="Scales of a quantized model's experts (default: as stored)."
         ),
     ] = "stored",
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Tensors of MODEL to leave out: a name, wildcard or re:...; may repeat."),
+    ] = None,
     against: Annotated[
         str | None, typer.Option(metavar="MODEL", help="Another model, to compare every row's predictions with.")
     ] = None,
@@ -383,6 +387,7 @@ def evaluate_command(
                 layers=layers,
                 semantics=semantics,
                 scales=scales,
+                ignore=ignore or (),
                 against=against,
                 text=text,
                 device=device,

@@ -626,7 +626,8 @@ REFUSED = [
     (put(f"{Q}.input_global_scale", lambda s: s * 0), {}, r"o_proj\.weight: an input scale is 0\.0.*never seen"),
     (put(f"{EXPERT}.down_proj.input_global_scale", lambda s: s * 0), {}, r"experts \(down\): an input scale is 0\.0"),
     (put(f"{EXPERT}.up_proj.input_global_scale", lambda s: s * torch.nan), {}, r"experts \(up\): an input scale is nan"),
-    (put("model.extra.weight", lambda _: torch.ones(2)), {}, r"no place in Qwen3MoeForCausalLM: model\.extra\.weight$"),
+    (put("model.extra.weight", lambda _: torch.ones(2)), {},
+     r"no place in Qwen3MoeForCausalLM: model\.extra\.weight; ignore= leaves tensors out$"),
     (put("model.layers.0.mlp.experts.9.up_proj.weight", lambda _: torch.ones(48, 64)), {},
      r"which the config says is quantized|no place in"),
     (put("model.norm.weight", lambda t: t[:5]), {}, r"model\.norm\.weight has shape \[5\]: the model expects \[64\]"),
@@ -838,6 +839,60 @@ def test_tensors_can_be_left_out_by_name(tmp_path):
     assert_same_bits(logits(load(folder, ignore=[r"re:.*\.self_attn\.[kv]_scale$"]), IDS), expected)
     with pytest.raises(CheckpointError, match=r"missing: model\.norm\.weight$"):
         load(folder, ignore=["*.k_scale", "model.norm"])
+
+
+def test_scales_of_a_kv_cache_that_the_config_announces_are_left_out(tmp_path):
+    added = {f"model.layers.{i}.self_attn.{part}_proj.{part}_scale": torch.ones(()) for i in range(2) for part in "kv"}
+    folder, _ = make(tmp_path / "made", change=lambda stored: stored.update(added))
+    expected = logits(load(folder, ignore=["*.k_scale", "*.v_scale"]), IDS)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["kv_cache_scheme"] = {"num_bits": 8, "type": "float"}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.warns(UserWarning) as warned:
+        assert_same_bits(logits(load(folder), IDS), expected)
+    assert ["the KV cache is left as it is" in str(each.message) for each in warned if each.category is UserWarning] == [
+        True
+    ]
+    with pytest.warns(UserWarning, match="the KV cache is left as it is"):
+        assert len(evaluate(folder, ids="random", tokens=128, window=64).rows) == 2
+
+
+@pytest.mark.parametrize("format", [None, "nvfp4"])
+def test_layers_of_multi_token_prediction_that_the_config_announces_are_left_out(format, tmp_path):
+    tiny_model("deepseekv3").save_pretrained(tmp_path / "c")
+    stored = load_file(tmp_path / "c" / "model.safetensors")
+    more = {name.replace(".layers.1.", ".layers.2."): t.clone() for name, t in stored.items() if ".layers.1." in name}
+    more["model.layers.2.eh_proj.weight"] = torch.ones(64, 128, dtype=torch.bfloat16)
+    copy(tmp_path / "c", tmp_path / "d", lambda stored: stored.update(more), config={"num_nextn_predict_layers": 1})
+    without, folder = tmp_path / "c", tmp_path / "d"
+    if format is not None:
+        without, folder = tmp_path / "e", tmp_path / "f"
+        convert_checkpoint(tmp_path / "c", without, to="compressed-tensors", format=format)
+        convert_checkpoint(tmp_path / "d", folder, to="compressed-tensors", format=format)
+    said = "the config says num_nextn_predict_layers 1: layers of multi-token prediction are left out"
+    with pytest.warns(UserWarning, match=said):
+        assert_same_bits(logits(load(folder), IDS), logits(load(without), IDS))
+    with pytest.warns(UserWarning, match=said):
+        evaluate(folder, ids="random", tokens=128, window=64, formats=["nvfp4"], activations=["none"])
+    config = json.loads((folder / "config.json").read_text()) | {"num_nextn_predict_layers": 0}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"no place in DeepseekV3ForCausalLM: model\.layers\.2\..*; ignore= leaves"):
+        load(folder)
+
+
+def test_an_evaluation_can_leave_tensors_out(tmp_path):
+    from typer.testing import CliRunner
+
+    from mxref.cli import app
+
+    folder, _ = make(tmp_path / "made", change=put("model.layers.0.self_attn.k_scale", lambda _: torch.ones(1)))
+    arguments = ["eval", str(folder), "--random-ids", "--tokens", "128", "--window", "64"]
+    refused = CliRunner().invoke(app, arguments)
+    assert refused.exit_code == 2 and "self_attn.k_scale; --ignore leaves tensors out" in " ".join(refused.stderr.split())
+    done = CliRunner().invoke(app, [*arguments, "--ignore", "*.k_scale", "--formats", "mxfp4", "--activations", "none"])
+    assert done.exit_code == 0, done.stderr
+    with pytest.raises(ValueError, match="ignore=.* is for the path of a checkpoint, which neither"):
+        evaluate(tiny_model("qwen3moe"), ids="random", tokens=128, window=64, ignore=["x"])
 
 
 def test_a_dead_expert_is_harmless_where_one_scale_serves_all(tmp_path):

@@ -94,6 +94,7 @@ _BIASES: dict[str, dict[str, tuple[bool, dict[str, str]]]] = {
     "gpt_oss": {"attention_bias": (True, _QKVO_BIASES)},
 }
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # which transformers takes for one another
+_PREDICTING = "num_nextn_predict_layers"  # which come after the others
 _OF_EXPERTS = {f"{part}.weight": "M H" for part in ("gate_proj", "up_proj", "w1", "w3")}
 _OF_EXPERTS |= {f"{part}.weight": "H M" for part in ("down_proj", "w2")} | {"gate_up_proj": "E 2M H", "down_proj": "E H M"}
 _OF_MODEL = {"embed_tokens.weight": "V H", "norm.weight": "H"}  # beside its layers
@@ -379,6 +380,21 @@ def _placeless(checkpoint: Checkpoint, broken: Iterable[str]) -> Iterator[Findin
             yield Finding(severity, "no place", name, f"a model of type {get(config, 'model_type')} has none for it")
 
 
+def passed_over(checkpoint: Checkpoint, names: Iterable[str]) -> dict[str, str]:
+    """Those of `names` that the config announces and no causal language model runs, each with what it says: scales of a KV
+    cache, layers of multi-token prediction."""
+    config, towers = language_config(checkpoint.config), language_towers(checkpoint)
+    total, more = _counted(config, "num_hidden_layers"), _counted(config, _PREDICTING)
+    found = {}
+    for name in names:
+        place = _in_layer(name, towers)
+        if checkpoint.declared.cache and name.endswith(CACHE_SCALES):
+            found[name] = checkpoint.declared.cache[0]
+        elif place and 0 < total <= place[1] < total + more:
+            found[name] = f"{_PREDICTING} {more}: layers of multi-token prediction are left out"
+    return found
+
+
 def promised(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Modules that the config says are quantized, and which are not, or are not there."""
     says, entries = checkpoint.declared, checkpoint.shards.entries
@@ -429,7 +445,7 @@ def incomplete(checkpoint: Checkpoint) -> Iterator[Finding]:
     total = _counted(config, "num_hidden_layers")
     if layers and total:
         yield from _missing("layer", "*.layers.{}", layers, total)
-    more = total + _counted(config, "num_nextn_predict_layers")
+    more = total + _counted(config, _PREDICTING)
     if total and str(get(config, "model_type")) in _LAYERS:  # others may have layers of another part
         yield from _beyond("layer", "*.layers.{}", layers, more)
     total = _counted(config, *EXPERT_COUNTS)

@@ -9,7 +9,7 @@ import os
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from mxref.checkpoints import Checkpoint, CheckpointError, QuantizedWeight, load
 from mxref.checkpoints.checkpoint import check_device, usable
 from mxref.checkpoints.dialects import Patterns, activation_recipe, check_patterns
 from mxref.checkpoints.files import language_config
-from mxref.checkpoints.inspection import EXPERT_COUNTS, promised
+from mxref.checkpoints.inspection import EXPERT_COUNTS, passed_over, promised
 from mxref.elements import FLOAT_DTYPES, check_dtype
 from mxref.formats import check_choice
 from mxref.models.layers import (
@@ -115,7 +115,8 @@ def load(
     or `"vllm"`, which is what vLLM 0.33 does to experts: the gate's tensor scale also decodes the up projection, and one
     input scale, that of the largest amax, serves all experts. `dequantized=True` gives the plain transformers model of the
     decoded weights, without quantized activations. `dialect`: as for `load_checkpoint`. `ignore`: names, wildcards or `re:`
-    expressions of tensors to leave out, or of modules with all their tensors, e.g. `*.k_scale`.
+    expressions of tensors to leave out, or of modules with all their tensors, e.g. `*.k_scale`. Scales of a KV cache and
+    layers of multi-token prediction that the config announces are left out, with a warning, where the model has no place.
 
     Tensors are read one at a time and go to `device` at once. Raises ValueError for arguments and architectures that are
     not known, `CheckpointError` (a ValueError) for tensors that are missing, have no place in the model, have another
@@ -167,7 +168,8 @@ def load(
                 _set(model, place, _plain(name, value, slots[place].shape, slots[place].dtype, device))
         else:
             unexpected.append(name)
-    _refuse(path, unexpected, f"no place in {type(model).__name__}")
+    unexpected = unannounced(path, checkpoint, unexpected)
+    _refuse(path, unexpected, f"no place in {type(model).__name__}", "; ignore= leaves tensors out")
     model.tie_weights(missing_keys={name for name, slot in _slots(model).items() if slot.is_meta})
     _refuse(path, _missing(model, layers, linears), "missing")
     for name, weight in linears.items():
@@ -192,11 +194,20 @@ def _check_counts(path: str | os.PathLike, says: Mapping, model: nn.Module, laye
             raise CheckpointError(f"{path}: the config says {said}")
 
 
-def _refuse(path: str | os.PathLike, names: Iterable[str], what: str) -> None:
+def unannounced(path: str | os.PathLike, checkpoint: Checkpoint, names: Collection[str]) -> list[str]:
+    """Those of `names` that the config does not announce as no part of the model that runs; warns of the others."""
+    announced = passed_over(checkpoint, names)
+    for said in dict.fromkeys(announced.values()):
+        if said not in checkpoint.declared.cache:  # which is said of every model
+            warnings.warn(f"{path}: the config says {said}", stacklevel=3)
+    return [name for name in names if name not in announced]
+
+
+def _refuse(path: str | os.PathLike, names: Iterable[str], what: str, hint: str = "") -> None:
     names = list(names)
     if names:
         shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-        raise CheckpointError(f"{path}: {what}: {shown}")
+        raise CheckpointError(f"{path}: {what}: {shown}{hint}")
 
 
 # the model without values
