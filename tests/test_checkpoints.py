@@ -1484,6 +1484,34 @@ def test_a_config_of_another_type_is_refused_by_its_key(source, key, value, expe
     assert [fault.detail for fault in inspect_checkpoint(path).faults] == [message]
 
 
+NUMBERS = [
+    ("hidden_size", float("nan"), "NaN: expected a whole number of at least 1"),
+    ("hidden_size", -64, "-64: expected a whole number of at least 1"),
+    ("num_hidden_layers", float("inf"), "Infinity: expected a whole number of at least 1"),
+    ("num_hidden_layers", 2.0, "2.0: expected a whole number of at least 1"),
+    ("num_hidden_layers", True, "true: expected a whole number of at least 1"),
+    ("num_attention_heads", 0, "0: expected a whole number of at least 1"),
+    ("num_local_experts", "2", '"2": expected a whole number of at least 0'),
+    ("num_experts_per_tok", -1, "-1: expected a whole number of at least 0"),
+    ("num_experts_per_tok", 0, "0, which num_local_experts 2 cannot give"),
+    ("rms_norm_eps", float("nan"), "NaN: expected a finite number of at least 0"),
+    ("rms_norm_eps", "x", '"x": expected a finite number of at least 0'),
+    ("rope_theta", float("inf"), "Infinity: expected a finite number of at least 0"),
+]
+
+
+@pytest.mark.parametrize("key, value, said", NUMBERS)
+def test_inspect_finds_numbers_that_no_model_can_have(key, value, said, tmp_path):
+    faults = inspect_checkpoint(copy(CT, tmp_path / "c", config={key: value})).faults
+    assert [(fault.name, fault.detail) for fault in faults if fault.what == "config"] == [("config.json", f"{key} {said}")]
+
+
+def test_numbers_that_are_no_experts_or_one_a_layer_are_sound(tmp_path):
+    config = {"num_experts": 0, "num_experts_per_tok": 0, "head_dim": None, "intermediate_size": [4, 8], "rms_norm_eps": 0}
+    path = copy(CT, tmp_path / "c", config=config | {"num_local_experts": None})
+    assert inspect_checkpoint(path).findings == ()
+
+
 def test_experts_that_are_stacks_of_floats_are_counted(tmp_path):
     save_file({"model.layers.0.mlp.experts.gate_up_proj": torch.ones(5, 4, 6)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "made"}))

@@ -3,12 +3,14 @@
 A fault makes results wrong or loading fail; a warning is what a checkpoint may be and many readers get wrong.
 """
 
+import json
 import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import count, cycle
+from math import inf
 
 import torch
 
@@ -94,7 +96,14 @@ _BIASES: dict[str, dict[str, tuple[bool, dict[str, str]]]] = {
     "gpt_oss": {"attention_bias": (True, _QKVO_BIASES)},
 }
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # which transformers takes for one another
+_CHOSEN = "num_experts_per_tok"
 _PREDICTING = "num_nextn_predict_layers"  # which come after the others
+# Numbers of a config by the least that they are: whole ones, and others.
+_WHOLE = dict.fromkeys(("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"), 1)
+_WHOLE |= dict.fromkeys(
+    ("vocab_size", "intermediate_size", "moe_intermediate_size", _CHOSEN, _PREDICTING, *EXPERT_COUNTS), 0
+)
+_REAL = dict.fromkeys(("rms_norm_eps", "rope_theta"), 0)
 _OF_EXPERTS = {f"{part}.weight": "M H" for part in ("gate_proj", "up_proj", "w1", "w3")}
 _OF_EXPERTS |= {f"{part}.weight": "H M" for part in ("down_proj", "w2")} | {"gate_up_proj": "E 2M H", "down_proj": "E H M"}
 _OF_MODEL = {"embed_tokens.weight": "V H", "norm.weight": "H"}  # beside its layers
@@ -166,11 +175,11 @@ def inspect_checkpoint(
     positive, or of inputs too large or small to be any, weights whose rms is implausible (and would not be in the other
     direction of the tensor scale), tensors that belong to no weight, plain tensors of integers or float64 for floats;
     layers, experts and quantized modules that the config promises and the files lack, layers and experts beyond those
-    that it counts, numbers of experts that contradict each other, experts of a layer in several formats, what is stored
-    under two names; of known model types norms, routers and projections that a layer lacks, and shapes that are not the
-    config's, biases too, and tensors that no layer has a place for. Warnings: gate and up with different scales, weights
-    that are all zero or end in a short block, experts quantized in part, weights not quantized in blocks, a quantized KV
-    cache, tensors beside the layers that have no place, a file that is not read.
+    that it counts, numbers that no model can have, numbers of experts that contradict each other, experts of a layer in
+    several formats, what is stored under two names; of known model types norms, routers and projections that a layer
+    lacks, shapes that are not the config's, biases too, and tensors that no layer has a place for. Warnings: gate and up
+    with different scales, weights that are all zero or end in a short block, experts quantized in part, weights not
+    quantized in blocks, a quantized KV cache, tensors beside the layers that have no place, a file that is not read.
     `dialect`: as for `load_checkpoint`. `on_progress("tensors", done, all)` is called as work proceeds. Memory holds one
     tensor at a time. Raises ValueError for a path that is no checkpoint, and for a file that is broken or cut off
     (`UnreadableError`).
@@ -211,7 +220,7 @@ def inspect_checkpoint(
         experts |= {weight.tensor.shape[0]} if weight.tensor.ndim == 3 else set()
         scales[name] = {"tensor scale": weight.tensor.tensor_scale, "input scale": weight.input_scale}
     findings += [*_gate_up(scales), *_unknown(checkpoint, broken), *promised(checkpoint), *incomplete(checkpoint)]
-    findings += [*_misshapen(checkpoint), *_mixed(checkpoint), *stored_twice(checkpoint), *_miscounted(checkpoint.config)]
+    findings += [*_misshapen(checkpoint), *_mixed(checkpoint), *stored_twice(checkpoint), *miscounted(checkpoint)]
     if not checkpoint.shards.entries:
         findings.append(Finding("fault", "files", str(path), "there is no tensor in them"))
     known = {finding.name for finding in findings}
@@ -563,16 +572,24 @@ def stored_twice(checkpoint: Checkpoint) -> Iterator[Finding]:
             yield Finding("fault", "stored twice", first, f"also as {others[0]}{more}")
 
 
-def _miscounted(config: object) -> Iterator[Finding]:
-    """Numbers of experts that contradict each other."""
-    config = language_config(config)
+def miscounted(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Numbers of the config that no model can have, and numbers of experts that contradict each other."""
+    config = language_config(checkpoint.config)
+    for kinds, least_by_key, expected in ((int, _WHOLE, "a whole number"), ((int, float), _REAL, "a finite number")):
+        for key, least in least_by_key.items():
+            given = config.get(key)
+            if given is None or isinstance(given, (list, dict)):  # a number for each layer, or kind of layer
+                continue
+            if isinstance(given, bool) or not isinstance(given, kinds) or not least <= given < inf:
+                said = f"{key} {json.dumps(given):.80}: expected {expected} of at least {least}"
+                yield Finding("fault", "config", "config.json", said)
     counts = {key: number for key in EXPERT_COUNTS if (number := _counted(config, key))}
     said = " and ".join(f"{key} {number}" for key, number in counts.items())
     if len(set(counts.values())) > 1:
         yield Finding("fault", "config", "config.json", f"{said}: expected one number of experts")
-    chosen = _counted(config, "num_experts_per_tok")
-    if counts and chosen > max(counts.values()):
-        yield Finding("fault", "config", "config.json", f"num_experts_per_tok {chosen}, which {said} cannot give")
+    chosen = config.get(_CHOSEN)
+    if counts and (chosen == 0 or _counted(config, _CHOSEN) > max(counts.values())):
+        yield Finding("fault", "config", "config.json", f"{_CHOSEN} {chosen}, which {said} cannot give")
 
 
 def _sizes(config: object) -> dict[str, int]:
