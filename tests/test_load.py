@@ -618,7 +618,7 @@ REFUSED = [
     (drop("model.norm.weight"), {}, r"missing: model\.norm\.weight$"),
     (drop(f"{EXPERT}.up_proj.weight_packed"), {}, r"up_proj\.weight_scale: scales without codes"),
     (drop(f"{EXPERT}.up_proj.weight_packed", f"{EXPERT}.up_proj.weight_scale", f"{EXPERT}.up_proj.weight_global_scale",
-          f"{EXPERT}.up_proj.input_global_scale"), {}, r"missing: model\.layers\.1\.mlp\.experts\.2\.up_proj\.weight$"),
+          f"{EXPERT}.up_proj.input_global_scale"), {}, r"missing: model\.layers\.1\.mlp\.experts\.2\.up_proj: 1 of 4"),
     (drop(f"{Q}.weight_packed", f"{Q}.weight_scale", f"{Q}.weight_global_scale", f"{Q}.input_global_scale"), {},
      r"missing: model\.layers\.1\.self_attn\.o_proj\.weight$"),
     (drop(f"{Q}.input_global_scale"), {}, r"o_proj\.weight: no input scale, which the config says"),
@@ -630,17 +630,21 @@ REFUSED = [
      r"no place in Qwen3MoeForCausalLM: model\.extra\.weight; ignore= leaves tensors out$"),
     (put("model.layers.0.mlp.experts.9.up_proj.weight", lambda _: torch.ones(48, 64)), {},
      r"which the config says is quantized|no place in"),
-    (put("model.norm.weight", lambda t: t[:5]), {}, r"model\.norm\.weight has shape \[5\]: the model expects \[64\]"),
+    (put("model.norm.weight", lambda t: t[:5]), {}, r"shape: model\.norm\.weight: \[5\], and by the config \[64\]"),
     (put("model.norm.weight", lambda t: t.to(torch.int32)), {}, r"dtype torch\.int32: the model expects float"),
     (put("model.norm.weight", lambda t: t.to(torch.float8_e4m3fn)), {}, r"norm\.weight has dtype torch\.float8_e4m3fn"),
     (put(f"{EXPERT}.up_proj.weight", lambda _: torch.ones(48, 64)), {}, r"up_proj\.weight.* a second time"),
-    (None, {"num_hidden_layers": 3}, r"missing: model\.layers\.2\."),
+    (None, {"num_hidden_layers": 3}, r"missing: \*\.layers\.2: 1 of 3 layers are not there$"),
+    (None, {"num_hidden_layers": 10**5}, r"missing: \*\.layers\.2: 99998 of 100000 layers are not there$"),
+    (None, {"num_local_experts": 10**8}, r"missing: .*\.experts\.4\.down_proj: 99999996 of 100000000 experts are not"),
+    (None, {"head_dim": 10**10}, r"shape: .*k_norm\.weight: \[32\], and by the config \[10000000000\]$"),
+    (None, {"head_dim": -1}, r"config: config\.json: head_dim -1: expected a whole number of at least 1$"),
     (None, {"num_hidden_layers": 1}, r"no place in Qwen3MoeForCausalLM: model\.layers\.1\."),
-    (None, {"num_experts": 5, "num_local_experts": 5}, r"mlp\.gate\.weight has shape \[4, 64\]"),
-    (None, {"num_experts": 8}, r"the config says num_experts 8 and num_local_experts 4: expected the same$"),
-    (None, {"num_experts_per_tok": 5}, r"num_experts_per_tok 5: expected 1 to 4, the experts of model\.layers\.0\.mlp"),
-    (None, {"num_experts_per_tok": 0}, r"num_experts_per_tok 0: expected 1 to 4"),
-    (None, {"hidden_size": 128}, r"has shape .*: the model expects"),
+    (None, {"num_experts": 5, "num_local_experts": 5}, r"missing: .*\.experts\.4\.down_proj: 1 of 5 experts"),
+    (None, {"num_experts": 8}, r"num_experts 8 and num_local_experts 4: expected one number of experts$"),
+    (None, {"num_experts_per_tok": 5}, r"num_experts_per_tok 5, which num_local_experts 4 cannot give$"),
+    (None, {"num_experts_per_tok": 0}, r"num_experts_per_tok 0, which num_local_experts 4 cannot give$"),
+    (None, {"hidden_size": 128}, r"shape: lm_head\.weight: \[256, 64\], and by the config \[256, 128\]$"),
     (None, {"model_type": "no_such_model"}, "config.json describes no causal language model.*no_such_model"),
     (None, {"text_config": [1]}, r"config.json gives list \[1\] as the config of the language model: expected an object"),
     (None, {"quantization_config": {"quant_method": "bitsandbytes"}}, "quant_method='bitsandbytes'"),
@@ -653,6 +657,17 @@ def test_what_does_not_fit_is_refused_by_name(change, config, message, tmp_path)
     with pytest.raises(ValueError, match=message) as refusal:
         load(folder)
     assert "\n" not in str(refusal.value)
+
+
+def test_a_default_that_takes_more_experts_than_there_are_is_refused(tmp_path):
+    folder, _ = make(tmp_path / "made")
+    config = json.loads((folder / "config.json").read_text())
+    del config["num_experts_per_tok"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        CheckpointError, match=r"num_experts_per_tok 8: expected 1 to 4, the experts of model\.layers\.0\.mlp"
+    ):
+        load(folder)
 
 
 NORM, SCALES = "model.norm.weight", "weight_scale"

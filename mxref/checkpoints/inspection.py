@@ -220,7 +220,7 @@ def inspect_checkpoint(
         experts |= {weight.tensor.shape[0]} if weight.tensor.ndim == 3 else set()
         scales[name] = {"tensor scale": weight.tensor.tensor_scale, "input scale": weight.input_scale}
     findings += [*_gate_up(scales), *_unknown(checkpoint, broken), *promised(checkpoint), *incomplete(checkpoint)]
-    findings += [*_misshapen(checkpoint), *_mixed(checkpoint), *stored_twice(checkpoint), *miscounted(checkpoint)]
+    findings += [*misshapen(checkpoint), *_mixed(checkpoint), *stored_twice(checkpoint), *miscounted(checkpoint)]
     if not checkpoint.shards.entries:
         findings.append(Finding("fault", "files", str(path), "there is no tensor in them"))
     known = {finding.name for finding in findings}
@@ -527,7 +527,7 @@ def _is_head(name: str) -> bool:
     return f".{name}".endswith(f".{_HEAD}")
 
 
-def _misshapen(checkpoint: Checkpoint) -> Iterator[Finding]:
+def misshapen(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Tensors of known model types whose shapes are not those that the config's numbers make."""
     config, towers = language_config(checkpoint.config), language_towers(checkpoint)
     known = _known(config)

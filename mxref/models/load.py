@@ -21,8 +21,7 @@ from mxref.blocks import BlockTensor, dequantize
 from mxref.checkpoints import Checkpoint, CheckpointError, QuantizedWeight, load_checkpoint
 from mxref.checkpoints.checkpoint import check_device, usable
 from mxref.checkpoints.dialects import Patterns, activation_recipe, check_patterns
-from mxref.checkpoints.files import language_config
-from mxref.checkpoints.inspection import EXPERT_COUNTS, passed_over, promised
+from mxref.checkpoints.inspection import incomplete, miscounted, misshapen, passed_over, promised
 from mxref.elements import FLOAT_DTYPES, check_dtype
 from mxref.formats import check_choice
 from mxref.models.layers import (
@@ -138,8 +137,10 @@ def load(
         raise ValueError(f"scales={scales!r} is for stored scales, and {what}")
     if checkpoint.contradicted and not dequantized:
         raise CheckpointError(f"{path}: {checkpoint.contradicted}, which leaves open how inputs are quantized")
-    for finding in promised(checkpoint):
-        raise CheckpointError(f"{path}: {finding.name}: {finding.detail}")
+    missing = (finding for finding in incomplete(checkpoint) if finding.what == "missing")
+    shapes = (finding for finding in misshapen(checkpoint) if not left_out.find(finding.name))
+    for finding in (*promised(checkpoint), *miscounted(checkpoint), *missing, *shapes):  # before any of it is built
+        raise CheckpointError(f"{path}: {finding.what}: {finding.name}: {finding.detail}")
     if checkpoint.declared.unread and not dequantized:
         said = checkpoint.declared.unread[0]
         raise CheckpointError(f"{path}: the config says {said}; dequantized=True takes the weights alone")
@@ -147,7 +148,7 @@ def load(
         warnings.warn(f"{path}: the config says {said}", stacklevel=2)
     model = _empty_model(Path(path), dtype, device)
     layers = {name: _Layer(name, own, len(own.down_proj)) for name, own in find_experts(model).items()}
-    _check_counts(path, language_config(checkpoint.config), model, layers)
+    _check_counts(path, model, layers)
     slots, renamings, places, linears, unexpected = _slots(model), _renamings(model), {}, {}, []
     for name in checkpoint:
         if left_out.find(name):
@@ -181,12 +182,8 @@ def load(
     return model.eval()
 
 
-def _check_counts(path: str | os.PathLike, says: Mapping, model: nn.Module, layers: Mapping[str, _Layer]) -> None:
-    """Raise for a config that counts experts in two ways, or takes more of them for a token than there are."""
-    counts = {key: says[key] for key in EXPERT_COUNTS if says.get(key) is not None}
-    if any(count != other for count in counts.values() for other in counts.values()):
-        given = " and ".join(f"{key} {count}" for key, count in counts.items())
-        raise CheckpointError(f"{path}: the config says {given}: expected the same")
+def _check_counts(path: str | os.PathLike, model: nn.Module, layers: Mapping[str, _Layer]) -> None:
+    """Raise for a config, with its defaults, that takes more experts for a token than there are."""
     taken = getattr(model.config.get_text_config(), "num_experts_per_tok", 1)
     for layer in layers.values():
         if taken is None or isinstance(taken, int) and not 1 <= taken <= layer.count:
