@@ -1078,7 +1078,8 @@ def convert_command(
 
     Exit code 0: written. 1: written, but blocks became zeros or lie outside of what the target's scales reach, or values
     are finite no longer, or were NaN or Inf and are finite now. 2: refused, DIR is as it was; or DIR is whole, and it is
-    stdout or the FILE of --json that could not be written at the end. 130, 143: interrupted, DIR is as it was.
+    stdout or the FILE of --json that could not be written at the end. 130, 143: interrupted, DIR is
+    as it was, or whole if it was written already: the message says which.
     """
     from mxref.checkpoints import convert_checkpoint
     from mxref.checkpoints.recode import HOW

@@ -1227,6 +1227,13 @@ def test_inspect_finds_tensors_that_have_no_place(name, severity, tmp_path):
     assert finding.detail == "a model of type qwen3_moe has none for it"
 
 
+@pytest.mark.parametrize("part", ["model.layers.{}.x.weight", "model.layers.0.mlp.experts.{}.up_proj.bias"])
+def test_inspect_takes_no_number_of_thousands_of_digits(part, tmp_path):
+    name = part.format("9" * 5000)
+    inspection = inspect_checkpoint(copy(CT, tmp_path / "c", lambda found: found.update({name: torch.ones(2)})))
+    assert [(finding.what, finding.name) for finding in inspection.findings] == [("no place", name)]
+
+
 def test_what_a_model_of_another_kind_predicts_or_caches_has_a_place(tmp_path):
     def more(tensors):
         tensors |= {f"model.layers.0.self_attn.{part}_proj.{part}_scale": torch.ones(()) for part in "kv"}

@@ -169,6 +169,7 @@ def convert_checkpoint(
         bytes=size,
         notes=(
             *plan.notes,
+            *_in_part(path, checkpoint),
             *_dropped(changes),
             *_not_finite(changes),
             *_beyond(plan.scheme.format, changes, kept_beyond),
@@ -205,6 +206,16 @@ def _beyond(format: str, changes: Sequence[Change], kept: Sequence[str]) -> Iter
         if names:
             others = f" and {len(names) - _SAID} others" if len(names) > _SAID else ""
             yield f"beyond {format}: finite values of {', '.join(names[:_SAID])}{others} {what}"
+
+
+def _in_part(path: Path, checkpoint: Checkpoint) -> Iterator[str]:
+    """What to say of one file of a model that has several, by the index beside it or by what the config counts."""
+    listed = get(read_json(path.parent / INDEX), "weight_map") if path.is_file() else None
+    others = len(set(listed) - set(checkpoint.shards.entries)) if isinstance(listed, dict) else 0
+    lacks = next((each.name for each in incomplete(checkpoint) if path.is_file() and each.what == "missing"), None)
+    if others or lacks:
+        why = f"it lacks {others} of the {len(listed)} tensors in {INDEX}" if others else f"it lacks {lacks}"
+        yield f"{path.name} is a part of the model: {why}, and the config that goes along is that of the whole"
 
 
 def _has_odd_input(value: QuantizedWeight | torch.Tensor) -> bool:

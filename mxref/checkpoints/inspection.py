@@ -27,7 +27,7 @@ _SAMPLE = 1 << 16  # elements of a matrix whose rms is taken
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _LOADED = ("F32", "F16", "BF16")  # dtypes of floats that a model is loaded from
 _WIDE = (*_FLOATS, "BOOL", "I16", "I32", "I64", "U16", "U32", "U64")
-_LAYER, _EXPERT = re.compile(r"(.*?\.)layers\.(\d+)\.(.+)"), re.compile(r"(?<=\.experts\.)\d+(?=\.)")
+_LAYER, _EXPERT = re.compile(r"(.*?\.)layers\.(\d{1,9})\.(.+)"), re.compile(r"(?<=\.experts\.)\d{1,9}(?=\.)")
 _LINEAR = re.compile(r".*(_proj|\.w[123])")
 STACK = re.compile(r".*\.experts\.(gate_up_proj|up_proj|down_proj)")
 _OF_ONE_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.(weight|bias)")
