@@ -305,6 +305,10 @@ def evaluate_command(
             metavar="stored|vllm", show_default=False, help="Scales of a quantized model's experts (default: as stored)."
         ),
     ] = "stored",
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Tensors of MODEL to leave out: a name, wildcard or re:...; may repeat."),
+    ] = None,
     against: Annotated[
         str | None, typer.Option(metavar="MODEL", help="Another model, to compare every row's predictions with.")
     ] = None,
@@ -383,6 +387,7 @@ def evaluate_command(
                 layers=layers,
                 semantics=semantics,
                 scales=scales,
+                ignore=ignore or (),
                 against=against,
                 text=text,
                 device=device,
@@ -1073,7 +1078,8 @@ def convert_command(
 
     Exit code 0: written. 1: written, but blocks became zeros or lie outside of what the target's scales reach, or values
     are finite no longer, or were NaN or Inf and are finite now. 2: refused, DIR is as it was; or DIR is whole, and it is
-    stdout or the FILE of --json that could not be written at the end. 130, 143: interrupted, DIR is as it was.
+    stdout or the FILE of --json that could not be written at the end. 130, 143: interrupted, DIR is
+    as it was, or whole if it was written already: the message says which.
     """
     from mxref.checkpoints import convert_checkpoint
     from mxref.checkpoints.recode import HOW

@@ -1208,6 +1208,46 @@ def test_inspect_finds_what_load_refuses(tmp_path):
     assert "too many" not in {fault.what for fault in inspect_checkpoint(predicting).faults}
 
 
+NO_PLACE = [
+    ("model.layers.0.extra.weight", "fault"),
+    ("model.layers.0.self_attn.q_proj.bias", "fault"),
+    ("model.layers.0.mlp.gate.bias", "fault"),
+    ("model.layers.0.mlp.experts.down_proj_bias", "fault"),
+    ("model.layers.0.self_attn.rotary_emb.inv_freq", "warning"),
+    ("model.layers.0.self_attn.k_scale", "warning"),
+    ("model.extra.weight", "warning"),
+    ("score.weight", "warning"),
+]
+
+
+@pytest.mark.parametrize("name, severity", NO_PLACE)
+def test_inspect_finds_tensors_that_have_no_place(name, severity, tmp_path):
+    (finding,) = inspect_checkpoint(copy(CT, tmp_path / "c", lambda found: found.update({name: torch.ones(2)}))).findings
+    assert (finding.severity, finding.what, finding.name) == (severity, "no place", name)
+    assert finding.detail == "a model of type qwen3_moe has none for it"
+
+
+@pytest.mark.parametrize("part", ["model.layers.{}.x.weight", "model.layers.0.mlp.experts.{}.up_proj.bias"])
+def test_inspect_takes_no_number_of_thousands_of_digits(part, tmp_path):
+    name = part.format("9" * 5000)
+    inspection = inspect_checkpoint(copy(CT, tmp_path / "c", lambda found: found.update({name: torch.ones(2)})))
+    assert [(finding.what, finding.name) for finding in inspection.findings] == [("no place", name)]
+
+
+def test_what_a_model_of_another_kind_predicts_or_caches_has_a_place(tmp_path):
+    def more(tensors):
+        tensors |= {f"model.layers.0.self_attn.{part}_proj.{part}_scale": torch.ones(()) for part in "kv"}
+        tensors["model.layers.1.eh_proj.weight"] = torch.ones(2, 4)
+
+    predicting = copy(MODELOPT, tmp_path / "c", more, config={"num_nextn_predict_layers": 1})
+    path = edited(predicting, tmp_path / "d", {("quantization", "kv_cache_quant_algo"): "FP8"}, "hf_quant_config.json")
+    found = {(finding.severity, finding.what) for finding in inspect_checkpoint(path).findings}
+    assert ("warning", "KV cache") in found and not {what for _, what in found} & {"no place", "unknown tensor", "too many"}
+    config = {"model_type": "of which nothing is known"}
+    path = copy(CT, tmp_path / "e", lambda found: found.update({"model.layers.0.extra": torch.ones(2)}), config=config)
+    assert inspect_checkpoint(path).findings == ()
+
+
 def test_inspect_finds_what_is_missing_and_what_is_unknown(tmp_path):
     def change(tensors):
         for name in [name for name in tensors if ".experts.1.up_proj" in name]:
@@ -1262,8 +1302,32 @@ def test_inspect_misses_a_quantized_projection_and_a_router_of_another_name(tmp_
             del tensors[name]
 
     faults = inspect_checkpoint(copy(DATA / "modelopt-nvfp4-gptoss", tmp_path / "c", change)).faults
-    expected = {"model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.router.bias"}
+    expected = {f"model.layers.0.{part}" for part in ("self_attn.q_proj.weight", "self_attn.q_proj.bias", "mlp.router.bias")}
     assert {fault.name for fault in faults} == expected and {fault.what for fault in faults} == {"missing"}
+
+
+STACKS, APART = DATA / "gptoss_layout-mxfp4-gptoss", DATA / "llmcompressor-nvfp4-gptoss"
+BIASES = [
+    (STACKS, "self_attn.q_proj.bias", "self_attn.q_proj.bias"),
+    (STACKS, "mlp.experts.gate_up_proj_bias", "mlp.experts.gate_up_proj_bias"),
+    (STACKS, "mlp.experts.down_proj_bias", "mlp.experts.down_proj_bias"),
+    (APART, "mlp.experts.1.gate_proj.bias", "mlp.experts.1.gate_proj.bias"),
+    (APART, r"mlp.experts.\d.up_proj.bias", "mlp.experts.gate_up_proj_bias"),
+    (APART, r"mlp.experts.\d.down_proj.bias", "mlp.experts.down_proj_bias"),
+]
+
+
+@pytest.mark.parametrize("source, gone, name", BIASES)
+def test_inspect_misses_biases_and_compares_their_shapes(source, gone, name, tmp_path):
+    def without(tensors):
+        for each in [each for each in tensors if re.fullmatch(f"model.layers.0.{gone}", each)]:
+            del tensors[each]
+
+    (fault,) = inspect_checkpoint(copy(source, tmp_path / "less", without)).faults
+    assert (fault.what, fault.name) == ("missing", f"model.layers.0.{name}")
+    config = {"hidden_size": 9, "intermediate_size": 9, "num_attention_heads": 5}
+    faults = inspect_checkpoint(copy(source, tmp_path / "other", config=config)).faults
+    assert any(fault.what == "shape" and re.fullmatch(f"model.layers.0.{gone}", fault.name) for fault in faults)
 
 
 def test_inspect_misses_what_a_later_layer_of_a_dense_model_lacks(tmp_path):
@@ -1353,8 +1417,58 @@ def test_inspect_knows_the_shapes_of_the_models_of_transformers(tmp_path):
         (tmp_path / kind / "config.json").write_text(json.dumps(changed | {"intermediate_size": 40}))
         found = {re.sub(r"\.\d+", "", fault.name) for fault in inspect_checkpoint(tmp_path / kind).faults}
         expected = {"lm_head.weight", "model.norm.weight", "model.layers.self_attn.o_proj.weight"}
-        experts = [name for name in load_checkpoint(tmp_path / kind) if ".experts." in name and "bias" not in name]
+        experts = [name for name in load_checkpoint(tmp_path / kind) if ".experts." in name]
         assert expected | {re.sub(r"\.\d+", "", name) for name in experts} <= found, kind
+
+
+LLAMA = {
+    **{f"{part}_layernorm.weight": (32,) for part in ("input", "post_attention")},
+    **{f"self_attn.{part}_proj.weight": (32, 32) for part in "qkvo"},
+    **{f"mlp.{part}_proj.weight": (32, 64)[:: 1 if part == "down" else -1] for part in ("gate", "up", "down")},
+}
+
+
+def write_seeing(path, prefix, head, kind="llama", lacking="no tensor"):
+    """A model that sees: a language model of two layers below `prefix`, a vision tower of three and other shapes."""
+    shapes = {f"{prefix}layers.{i}.{part}": shape for i in range(2) for part, shape in LLAMA.items()}
+    shapes |= {f"{prefix}embed_tokens.weight": (16, 32), f"{prefix}norm.weight": (32,), head: (16, 32)}
+    tower = [f"vision_tower.encoder.layers.{i}." for i in range(3)]
+    shapes |= {f"{each}self_attn.{part}_proj.weight": (4, 4) for each in tower for part in "qk"}
+    path.mkdir()
+    found = {name: torch.ones(shape) for name, shape in shapes.items() if lacking not in name}
+    save_file(found, path / "model.safetensors")
+    text = {"model_type": kind, "hidden_size": 32, "intermediate_size": 64, "vocab_size": 16, "num_hidden_layers": 2}
+    text |= {"num_attention_heads": 2, "tie_word_embeddings": False}
+    config = {"model_type": "llava", "text_config": text, "vision_config": {"num_hidden_layers": 3, "hidden_size": 4}}
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+SEEING = [("language_model.model.", "language_model.lm_head.weight"), ("model.language_model.", "lm_head.weight")]
+
+
+@pytest.mark.parametrize("prefix, head", SEEING)
+@pytest.mark.parametrize("kind", ["llama", "mistral", "of which nothing is known"])
+def test_a_vision_tower_has_layers_and_shapes_of_its_own(prefix, head, kind, tmp_path):
+    path = write_seeing(tmp_path / "whole", prefix, head, kind)
+    inspection = inspect_checkpoint(path)
+    assert (inspection.findings, inspection.layers) == ((), 2)
+    options = dict(to="compressed-tensors", format="mxfp4", ignore=["re:.*vision.*"])
+    convert_checkpoint(path, tmp_path / "out", **options)
+    assert inspect_checkpoint(tmp_path / "out").faults == ()
+    path = write_seeing(tmp_path / "less", prefix, head, kind, lacking=f"{prefix}layers.1.")
+    (fault,) = inspect_checkpoint(path).faults
+    assert (fault.what, fault.name, fault.detail) == ("missing", "*.layers.1", "1 of 2 layers are not there")
+    with pytest.raises(CheckpointError, match=r"\*\.layers\.1: 1 of 2 layers are not there$"):
+        convert_checkpoint(path, tmp_path / "none", **options)
+
+
+@pytest.mark.parametrize("prefix, head", SEEING)
+def test_what_the_language_model_of_a_model_that_sees_lacks_is_missed(prefix, head, tmp_path):
+    lacking = [f"{prefix}layers.1.mlp.up_proj.weight", f"{prefix}embed_tokens.weight", f"{prefix}norm.weight", head]
+    for number, name in enumerate(lacking):
+        (fault,) = inspect_checkpoint(write_seeing(tmp_path / str(number), prefix, head, lacking=name)).faults
+        assert (fault.what, fault.name) == ("missing", "lm_head.weight" if name == head else name)
 
 
 TYPES = [
@@ -1375,6 +1489,34 @@ def test_a_config_of_another_type_is_refused_by_its_key(source, key, value, expe
     path = copy(source, tmp_path / "c", config={"quantization_config": quantization})
     message = refused(lambda: load_checkpoint(path), f"the config's {key} is .*: expected {expected}$")
     assert [fault.detail for fault in inspect_checkpoint(path).faults] == [message]
+
+
+NUMBERS = [
+    ("hidden_size", float("nan"), "NaN: expected a whole number of at least 1"),
+    ("hidden_size", -64, "-64: expected a whole number of at least 1"),
+    ("num_hidden_layers", float("inf"), "Infinity: expected a whole number of at least 1"),
+    ("num_hidden_layers", 2.0, "2.0: expected a whole number of at least 1"),
+    ("num_hidden_layers", True, "true: expected a whole number of at least 1"),
+    ("num_attention_heads", 0, "0: expected a whole number of at least 1"),
+    ("num_local_experts", "2", '"2": expected a whole number of at least 0'),
+    ("num_experts_per_tok", -1, "-1: expected a whole number of at least 0"),
+    ("num_experts_per_tok", 0, "0, which num_local_experts 2 cannot give"),
+    ("rms_norm_eps", float("nan"), "NaN: expected a finite number of at least 0"),
+    ("rms_norm_eps", "x", '"x": expected a finite number of at least 0'),
+    ("rope_theta", float("inf"), "Infinity: expected a finite number of at least 0"),
+]
+
+
+@pytest.mark.parametrize("key, value, said", NUMBERS)
+def test_inspect_finds_numbers_that_no_model_can_have(key, value, said, tmp_path):
+    faults = inspect_checkpoint(copy(CT, tmp_path / "c", config={key: value})).faults
+    assert [(fault.name, fault.detail) for fault in faults if fault.what == "config"] == [("config.json", f"{key} {said}")]
+
+
+def test_numbers_that_are_no_experts_or_one_a_layer_are_sound(tmp_path):
+    config = {"num_experts": 0, "num_experts_per_tok": 0, "head_dim": None, "intermediate_size": [4, 8], "rms_norm_eps": 0}
+    path = copy(CT, tmp_path / "c", config=config | {"num_local_experts": None})
+    assert inspect_checkpoint(path).findings == ()
 
 
 def test_experts_that_are_stacks_of_floats_are_counted(tmp_path):

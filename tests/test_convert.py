@@ -1136,6 +1136,20 @@ def test_force_replaces_nothing_that_the_source_links_to(tmp_path):
     assert load_checkpoint(source).formats == ("mxfp4",)
 
 
+@pytest.mark.parametrize("indexed", [True, False])
+def test_one_file_of_several_is_said_to_be_a_part(indexed, tmp_path):
+    source = DATA / "llmcompressor-nvfp4-qwen3moe"
+    path = copy(source, tmp_path / "c", config={"num_hidden_layers": 3})
+    if indexed:
+        listed = dict.fromkeys(load_file(path / "model.safetensors"), "model.safetensors") | {"another": "other.safetensors"}
+        (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": listed}))
+    notes = convert_checkpoint(path / "model.safetensors", tmp_path / "out", to="plain").notes
+    why = r"it lacks 1 of the \d+ tensors in model.safetensors.index.json" if indexed else r"it lacks \*\.layers\.1"
+    assert [note for note in notes if re.match(rf"model\.safetensors is a part of the model: {why}, and the config", note)]
+    notes = convert_checkpoint(source / "model.safetensors", tmp_path / "whole", to="plain").notes
+    assert not any("is a part of the model" in note for note in notes)
+
+
 def test_shards_are_written_in_order_and_read_back_the_same(tmp_path):
     one = convert_checkpoint(BASE, tmp_path / "one", to="quark", format="mxfp4")
     many = convert_checkpoint(BASE, tmp_path / "many", to="quark", format="mxfp4", shard_size=3000)

@@ -618,7 +618,7 @@ REFUSED = [
     (drop("model.norm.weight"), {}, r"missing: model\.norm\.weight$"),
     (drop(f"{EXPERT}.up_proj.weight_packed"), {}, r"up_proj\.weight_scale: scales without codes"),
     (drop(f"{EXPERT}.up_proj.weight_packed", f"{EXPERT}.up_proj.weight_scale", f"{EXPERT}.up_proj.weight_global_scale",
-          f"{EXPERT}.up_proj.input_global_scale"), {}, r"missing: model\.layers\.1\.mlp\.experts\.2\.up_proj\.weight$"),
+          f"{EXPERT}.up_proj.input_global_scale"), {}, r"missing: model\.layers\.1\.mlp\.experts\.2\.up_proj: 1 of 4"),
     (drop(f"{Q}.weight_packed", f"{Q}.weight_scale", f"{Q}.weight_global_scale", f"{Q}.input_global_scale"), {},
      r"missing: model\.layers\.1\.self_attn\.o_proj\.weight$"),
     (drop(f"{Q}.input_global_scale"), {}, r"o_proj\.weight: no input scale, which the config says"),
@@ -626,20 +626,25 @@ REFUSED = [
     (put(f"{Q}.input_global_scale", lambda s: s * 0), {}, r"o_proj\.weight: an input scale is 0\.0.*never seen"),
     (put(f"{EXPERT}.down_proj.input_global_scale", lambda s: s * 0), {}, r"experts \(down\): an input scale is 0\.0"),
     (put(f"{EXPERT}.up_proj.input_global_scale", lambda s: s * torch.nan), {}, r"experts \(up\): an input scale is nan"),
-    (put("model.extra.weight", lambda _: torch.ones(2)), {}, r"no place in Qwen3MoeForCausalLM: model\.extra\.weight$"),
+    (put("model.extra.weight", lambda _: torch.ones(2)), {},
+     r"no place in Qwen3MoeForCausalLM: model\.extra\.weight; ignore= leaves tensors out$"),
     (put("model.layers.0.mlp.experts.9.up_proj.weight", lambda _: torch.ones(48, 64)), {},
      r"which the config says is quantized|no place in"),
-    (put("model.norm.weight", lambda t: t[:5]), {}, r"model\.norm\.weight has shape \[5\]: the model expects \[64\]"),
+    (put("model.norm.weight", lambda t: t[:5]), {}, r"shape: model\.norm\.weight: \[5\], and by the config \[64\]"),
     (put("model.norm.weight", lambda t: t.to(torch.int32)), {}, r"dtype torch\.int32: the model expects float"),
     (put("model.norm.weight", lambda t: t.to(torch.float8_e4m3fn)), {}, r"norm\.weight has dtype torch\.float8_e4m3fn"),
     (put(f"{EXPERT}.up_proj.weight", lambda _: torch.ones(48, 64)), {}, r"up_proj\.weight.* a second time"),
-    (None, {"num_hidden_layers": 3}, r"missing: model\.layers\.2\."),
+    (None, {"num_hidden_layers": 3}, r"missing: \*\.layers\.2: 1 of 3 layers are not there$"),
+    (None, {"num_hidden_layers": 10**5}, r"missing: \*\.layers\.2: 99998 of 100000 layers are not there$"),
+    (None, {"num_local_experts": 10**8}, r"missing: .*\.experts\.4\.down_proj: 99999996 of 100000000 experts are not"),
+    (None, {"head_dim": 10**10}, r"shape: .*k_norm\.weight: \[32\], and by the config \[10000000000\]$"),
+    (None, {"head_dim": -1}, r"config: config\.json: head_dim -1: expected a whole number of at least 1$"),
     (None, {"num_hidden_layers": 1}, r"no place in Qwen3MoeForCausalLM: model\.layers\.1\."),
-    (None, {"num_experts": 5, "num_local_experts": 5}, r"mlp\.gate\.weight has shape \[4, 64\]"),
-    (None, {"num_experts": 8}, r"the config says num_experts 8 and num_local_experts 4: expected the same$"),
-    (None, {"num_experts_per_tok": 5}, r"num_experts_per_tok 5: expected 1 to 4, the experts of model\.layers\.0\.mlp"),
-    (None, {"num_experts_per_tok": 0}, r"num_experts_per_tok 0: expected 1 to 4"),
-    (None, {"hidden_size": 128}, r"has shape .*: the model expects"),
+    (None, {"num_experts": 5, "num_local_experts": 5}, r"missing: .*\.experts\.4\.down_proj: 1 of 5 experts"),
+    (None, {"num_experts": 8}, r"num_experts 8 and num_local_experts 4: expected one number of experts$"),
+    (None, {"num_experts_per_tok": 5}, r"num_experts_per_tok 5, which num_local_experts 4 cannot give$"),
+    (None, {"num_experts_per_tok": 0}, r"num_experts_per_tok 0, which num_local_experts 4 cannot give$"),
+    (None, {"hidden_size": 128}, r"shape: lm_head\.weight: \[256, 64\], and by the config \[256, 128\]$"),
     (None, {"model_type": "no_such_model"}, "config.json describes no causal language model.*no_such_model"),
     (None, {"text_config": [1]}, r"config.json gives list \[1\] as the config of the language model: expected an object"),
     (None, {"quantization_config": {"quant_method": "bitsandbytes"}}, "quant_method='bitsandbytes'"),
@@ -652,6 +657,17 @@ def test_what_does_not_fit_is_refused_by_name(change, config, message, tmp_path)
     with pytest.raises(ValueError, match=message) as refusal:
         load(folder)
     assert "\n" not in str(refusal.value)
+
+
+def test_a_default_that_takes_more_experts_than_there_are_is_refused(tmp_path):
+    folder, _ = make(tmp_path / "made")
+    config = json.loads((folder / "config.json").read_text())
+    del config["num_experts_per_tok"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        CheckpointError, match=r"num_experts_per_tok 8: expected 1 to 4, the experts of model\.layers\.0\.mlp"
+    ):
+        load(folder)
 
 
 NORM, SCALES = "model.norm.weight", "weight_scale"
@@ -838,6 +854,60 @@ def test_tensors_can_be_left_out_by_name(tmp_path):
     assert_same_bits(logits(load(folder, ignore=[r"re:.*\.self_attn\.[kv]_scale$"]), IDS), expected)
     with pytest.raises(CheckpointError, match=r"missing: model\.norm\.weight$"):
         load(folder, ignore=["*.k_scale", "model.norm"])
+
+
+def test_scales_of_a_kv_cache_that_the_config_announces_are_left_out(tmp_path):
+    added = {f"model.layers.{i}.self_attn.{part}_proj.{part}_scale": torch.ones(()) for i in range(2) for part in "kv"}
+    folder, _ = make(tmp_path / "made", change=lambda stored: stored.update(added))
+    expected = logits(load(folder, ignore=["*.k_scale", "*.v_scale"]), IDS)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["kv_cache_scheme"] = {"num_bits": 8, "type": "float"}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.warns(UserWarning) as warned:
+        assert_same_bits(logits(load(folder), IDS), expected)
+    assert ["the KV cache is left as it is" in str(each.message) for each in warned if each.category is UserWarning] == [
+        True
+    ]
+    with pytest.warns(UserWarning, match="the KV cache is left as it is"):
+        assert len(evaluate(folder, ids="random", tokens=128, window=64).rows) == 2
+
+
+@pytest.mark.parametrize("format", [None, "nvfp4"])
+def test_layers_of_multi_token_prediction_that_the_config_announces_are_left_out(format, tmp_path):
+    tiny_model("deepseekv3").save_pretrained(tmp_path / "c")
+    stored = load_file(tmp_path / "c" / "model.safetensors")
+    more = {name.replace(".layers.1.", ".layers.2."): t.clone() for name, t in stored.items() if ".layers.1." in name}
+    more["model.layers.2.eh_proj.weight"] = torch.ones(64, 128, dtype=torch.bfloat16)
+    copy(tmp_path / "c", tmp_path / "d", lambda stored: stored.update(more), config={"num_nextn_predict_layers": 1})
+    without, folder = tmp_path / "c", tmp_path / "d"
+    if format is not None:
+        without, folder = tmp_path / "e", tmp_path / "f"
+        convert_checkpoint(tmp_path / "c", without, to="compressed-tensors", format=format)
+        convert_checkpoint(tmp_path / "d", folder, to="compressed-tensors", format=format)
+    said = "the config says num_nextn_predict_layers 1: layers of multi-token prediction are left out"
+    with pytest.warns(UserWarning, match=said):
+        assert_same_bits(logits(load(folder), IDS), logits(load(without), IDS))
+    with pytest.warns(UserWarning, match=said):
+        evaluate(folder, ids="random", tokens=128, window=64, formats=["nvfp4"], activations=["none"])
+    config = json.loads((folder / "config.json").read_text()) | {"num_nextn_predict_layers": 0}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"no place in DeepseekV3ForCausalLM: model\.layers\.2\..*; ignore= leaves"):
+        load(folder)
+
+
+def test_an_evaluation_can_leave_tensors_out(tmp_path):
+    from typer.testing import CliRunner
+
+    from mxref.cli import app
+
+    folder, _ = make(tmp_path / "made", change=put("model.layers.0.self_attn.k_scale", lambda _: torch.ones(1)))
+    arguments = ["eval", str(folder), "--random-ids", "--tokens", "128", "--window", "64"]
+    refused = CliRunner().invoke(app, arguments)
+    assert refused.exit_code == 2 and "self_attn.k_scale; --ignore leaves tensors out" in " ".join(refused.stderr.split())
+    done = CliRunner().invoke(app, [*arguments, "--ignore", "*.k_scale", "--formats", "mxfp4", "--activations", "none"])
+    assert done.exit_code == 0, done.stderr
+    with pytest.raises(ValueError, match="ignore=.* is for the path of a checkpoint, which neither"):
+        evaluate(tiny_model("qwen3moe"), ids="random", tokens=128, window=64, ignore=["x"])
 
 
 def test_a_dead_expert_is_harmless_where_one_scale_serves_all(tmp_path):

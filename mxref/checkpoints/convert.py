@@ -20,7 +20,7 @@ import torch
 from mxref.checkpoints.checkpoint import Checkpoint, QuantizedWeight, load_checkpoint, usable
 from mxref.checkpoints.dialects import DIALECTS, check_patterns, find_dialect
 from mxref.checkpoints.files import INDEX, WHOLE, CheckpointError, Output, ShardWriter, get, read_json, without, write_json
-from mxref.checkpoints.inspection import STACK, incomplete, promised, stored_twice
+from mxref.checkpoints.inspection import BESIDE, STACK, incomplete, promised, stored_twice
 from mxref.checkpoints.plan import DEFAULT, LINEAR, Plan, Wish, make_plan
 from mxref.checkpoints.recode import Change, not_finite
 from mxref.checkpoints.writers import FLOATS, header_metadata, quantization_configs
@@ -29,7 +29,6 @@ from mxref.recipes import Recipe
 
 SHARD_SIZE = 5 * 10**9
 _SAID = 8  # weights that a note names
-_BESIDE = ("bias", "k_scale", "v_scale", "output_scale")  # of a linear and of the KV cache, beside a quantized weight
 HF_CONFIG = "hf_quant_config.json"
 _CONFIGS = ("config.json", HF_CONFIG)
 _DTYPE_KEYS = ("dtype", "torch_dtype")
@@ -170,6 +169,7 @@ def convert_checkpoint(
         bytes=size,
         notes=(
             *plan.notes,
+            *_in_part(path, checkpoint),
             *_dropped(changes),
             *_not_finite(changes),
             *_beyond(plan.scheme.format, changes, kept_beyond),
@@ -208,6 +208,16 @@ def _beyond(format: str, changes: Sequence[Change], kept: Sequence[str]) -> Iter
             yield f"beyond {format}: finite values of {', '.join(names[:_SAID])}{others} {what}"
 
 
+def _in_part(path: Path, checkpoint: Checkpoint) -> Iterator[str]:
+    """What to say of one file of a model that has several, by the index beside it or by what the config counts."""
+    listed = get(read_json(path.parent / INDEX), "weight_map") if path.is_file() else None
+    others = len(set(listed) - set(checkpoint.shards.entries)) if isinstance(listed, dict) else 0
+    lacks = next((each.name for each in incomplete(checkpoint) if path.is_file() and each.what == "missing"), None)
+    if others or lacks:
+        why = f"it lacks {others} of the {len(listed)} tensors in {INDEX}" if others else f"it lacks {lacks}"
+        yield f"{path.name} is a part of the model: {why}, and the config that goes along is that of the whole"
+
+
 def _has_odd_input(value: QuantizedWeight | torch.Tensor) -> bool:
     scale = getattr(value, "input_scale", None)
     return scale is not None and not bool(usable(scale).all())
@@ -233,7 +243,7 @@ def _check_source(path: Path, checkpoint: Checkpoint) -> None:
     modules = {name.removesuffix(".weight") for name in checkpoint.quantized}
     for name in checkpoint.plain:
         parents = accumulate(name.split(".")[:-1], lambda above, part: f"{above}.{part}")
-        if name.rpartition(".")[2] not in _BESIDE and not modules.isdisjoint(parents):
+        if name.rpartition(".")[2] not in BESIDE and not modules.isdisjoint(parents):
             raise CheckpointError(f"{path}: {name} lies beside a quantized weight, and what it does to it is not known")
     for finding in (*promised(checkpoint), *(incomplete(checkpoint) if path.is_dir() else ())):
         raise CheckpointError(f"{path}: {finding.name}: {finding.detail}")

@@ -3,12 +3,14 @@
 A fault makes results wrong or loading fail; a warning is what a checkpoint may be and many readers get wrong.
 """
 
+import json
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from itertools import count
+from itertools import count, cycle
+from math import inf
 
 import torch
 
@@ -25,31 +27,50 @@ _SAMPLE = 1 << 16  # elements of a matrix whose rms is taken
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _LOADED = ("F32", "F16", "BF16")  # dtypes of floats that a model is loaded from
 _WIDE = (*_FLOATS, "BOOL", "I16", "I32", "I64", "U16", "U32", "U64")
-_LAYER, _EXPERT = re.compile(r"(?<=\.layers\.)\d+(?=\.)"), re.compile(r"(?<=\.experts\.)\d+(?=\.)")
+_LAYER, _EXPERT = re.compile(r"(.*?\.)layers\.(\d{1,9})\.(.+)"), re.compile(r"(?<=\.experts\.)\d{1,9}(?=\.)")
 _LINEAR = re.compile(r".*(_proj|\.w[123])")
 STACK = re.compile(r".*\.experts\.(gate_up_proj|up_proj|down_proj)")
 _OF_ONE_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.(weight|bias)")
 _OF_ALL_EXPERTS = re.compile(r"(.*\.experts)\.(gate_up|up|down)_proj(_bias)?")
 _USUAL = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 _PAIRS = (("gate_proj", "up_proj"), ("w1", "w3"))
-# What every layer of a model type has, and what one with experts has besides, with shapes; alternatives stand together.
-# Letters are sizes as `_sizes` reads them from the config, ? is any.
+# What every layer of a model type has, what one with experts has besides, and what one may have, with shapes; alternatives
+# stand together, of the experts * is any. Letters are sizes as `_sizes` reads them from the config, ? is any.
 _NORMS = {"input_layernorm.weight": "H", "post_attention_layernorm.weight": "H"}
 _QKVO = {f"self_attn.{part}_proj.weight": shape for part, shape in (("q", "Q H"), ("k", "K H"), ("v", "K H"), ("o", "H Q"))}
 _QK_NORMS = {"self_attn.q_norm.weight": "D", "self_attn.k_norm.weight": "D"}
 _MLP = {f"mlp.{part}_proj.weight": shape for part, shape in (("gate", "I H"), ("up", "I H"), ("down", "H I"))}
 _DENSE, _MIXED = {**_NORMS, **_QKVO, **_MLP}, {**_NORMS, **_QKVO, **_QK_NORMS}
-_LAYERS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
-    "llama": (_DENSE, {}),
-    "mistral": (_DENSE, {}),
-    "mixtral": ({**_NORMS, **_QKVO}, {"block_sparse_moe.gate.weight|mlp.gate.weight": "E H"}),
-    "qwen2": (_DENSE, {}),
-    "qwen2_moe": ({**_NORMS, **_QKVO}, {"mlp.gate.weight": "E H", "mlp.shared_expert_gate.weight": "? H"}),
-    "qwen3": ({**_DENSE, **_QK_NORMS}, {}),
-    "qwen3_moe": (_MIXED, {"mlp.gate.weight": "E H"}),
+_EXPERT_BIASES = {
+    "mlp.experts.gate_up_proj_bias|mlp.experts.*.gate_proj.bias": "E 2M|M",
+    "mlp.experts.gate_up_proj_bias|mlp.experts.*.up_proj.bias": "E 2M|M",
+    "mlp.experts.down_proj_bias|mlp.experts.*.down_proj.bias": "E H|H",
+}
+_LATENT = {f"self_attn.{part}.weight": "" for part in ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "q_proj")}
+_LATENT |= {"self_attn.q_a_layernorm.weight": "?"}
+_LATENT |= {f"self_attn.{part}.bias": "?" for part in ("q_a_proj", "kv_a_proj_with_mqa", "o_proj")}
+
+
+def _shared(name: str) -> dict[str, str]:
+    return {f"mlp.{name}.{part}_proj.weight": "H ?" if part == "down" else "? H" for part in ("gate", "up", "down")}
+
+
+_LAYERS: dict[str, tuple[dict[str, str], dict[str, str], dict[str, str]]] = {
+    "llama": (_DENSE, {}, {}),
+    "mistral": (_DENSE, {}, {}),
+    "mixtral": ({**_NORMS, **_QKVO}, {"block_sparse_moe.gate.weight|mlp.gate.weight": "E H"}, {}),
+    "qwen2": (_DENSE, {}, {}),
+    "qwen2_moe": (
+        {**_NORMS, **_QKVO},
+        {"mlp.gate.weight": "E H", "mlp.shared_expert_gate.weight": "? H"},
+        {**_MLP, **_shared("shared_expert")},
+    ),
+    "qwen3": ({**_DENSE, **_QK_NORMS}, {}, {}),
+    "qwen3_moe": (_MIXED, {"mlp.gate.weight": "E H"}, _MLP),
     "gpt_oss": (
         {**_NORMS, **_QKVO, "self_attn.sinks": "A"},
-        {"mlp.router.weight": "E H", "mlp.router.bias": "E"},
+        {"mlp.router.weight": "E H", "mlp.router.bias": "E", **_EXPERT_BIASES},
+        {},
     ),
     "deepseek_v3": (
         {
@@ -59,13 +80,37 @@ _LAYERS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
             "self_attn.o_proj.weight": "H ?",
         },
         {"mlp.gate.weight": "E H", "mlp.gate.e_score_correction_bias": "E"},
+        {**_MLP, **_LATENT, **_shared("shared_experts")},
     ),
 }
+# Biases that every layer has where a key of the config says so, or by default.
+_QKVO_BIASES = {name.replace("weight", "bias"): shape.split()[0] for name, shape in _QKVO.items()}
+_QKV_BIASES = {name: shape for name, shape in _QKVO_BIASES.items() if "o_proj" not in name}
+_MLP_BIASES = {name.replace("weight", "bias"): shape.split()[0] for name, shape in _MLP.items()}
+_BIASES: dict[str, dict[str, tuple[bool, dict[str, str]]]] = {
+    "llama": {"attention_bias": (False, _QKVO_BIASES), "mlp_bias": (False, _MLP_BIASES)},
+    "qwen2": {"": (True, _QKV_BIASES)},
+    "qwen2_moe": {"qkv_bias": (True, _QKV_BIASES)},
+    "qwen3": {"attention_bias": (False, _QKVO_BIASES)},
+    "qwen3_moe": {"attention_bias": (False, _QKVO_BIASES)},
+    "gpt_oss": {"attention_bias": (True, _QKVO_BIASES)},
+}
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # which transformers takes for one another
+_CHOSEN = "num_experts_per_tok"
+_PREDICTING = "num_nextn_predict_layers"  # which come after the others
+# Numbers of a config by the least that they are: whole ones, and others.
+_WHOLE = dict.fromkeys(("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"), 1)
+_WHOLE |= dict.fromkeys(
+    ("vocab_size", "intermediate_size", "moe_intermediate_size", _CHOSEN, _PREDICTING, *EXPERT_COUNTS), 0
+)
+_REAL = dict.fromkeys(("rms_norm_eps", "rope_theta"), 0)
 _OF_EXPERTS = {f"{part}.weight": "M H" for part in ("gate_proj", "up_proj", "w1", "w3")}
 _OF_EXPERTS |= {f"{part}.weight": "H M" for part in ("down_proj", "w2")} | {"gate_up_proj": "E 2M H", "down_proj": "E H M"}
-_OF_MODEL = {"model.embed_tokens.weight": "V H", "model.norm.weight": "H", "lm_head.weight": "V H"}
-_BESIDE = ("bias", "k_scale", "v_scale")  # a linear's own, and what belongs to a KV cache
+_OF_MODEL = {"embed_tokens.weight": "V H", "norm.weight": "H"}  # beside its layers
+_HEAD = "lm_head.weight"
+CACHE_SCALES = ("k_scale", "v_scale", "output_scale")  # ends of names of what belongs to a KV cache
+BESIDE = ("bias", *CACHE_SCALES)  # of a quantized weight
+_NOT_ADDED = (*CACHE_SCALES, "rotary_emb.inv_freq")  # which add nothing to a model
 _ROWS = [layout for layouts in DIALECTS.values() for layout in layouts]
 _COMPANIONS = tuple({suffix for row in _ROWS for suffix in (row.scales, row.tensor_scale, row.input_scale) if suffix})
 
@@ -130,10 +175,11 @@ def inspect_checkpoint(
     positive, or of inputs too large or small to be any, weights whose rms is implausible (and would not be in the other
     direction of the tensor scale), tensors that belong to no weight, plain tensors of integers or float64 for floats;
     layers, experts and quantized modules that the config promises and the files lack, layers and experts beyond those
-    that it counts, numbers of experts that contradict each other, experts of a layer in several formats, what is stored
-    under two names; of known model types norms, routers and projections that a layer lacks, and shapes that are not the
-    config's. Warnings: gate and up with different scales, weights that are all zero or end in a short block, experts
-    quantized in part, weights not quantized in blocks, a quantized KV cache, a file that is not read.
+    that it counts, numbers that no model can have, numbers of experts that contradict each other, experts of a layer in
+    several formats, what is stored under two names; of known model types norms, routers and projections that a layer
+    lacks, shapes that are not the config's, biases too, and tensors that no layer has a place for. Warnings: gate and up
+    with different scales, weights that are all zero or end in a short block, experts quantized in part, weights not
+    quantized in blocks, a quantized KV cache, tensors beside the layers that have no place, a file that is not read.
     `dialect`: as for `load_checkpoint`. `on_progress("tensors", done, all)` is called as work proceeds. Memory holds one
     tensor at a time. Raises ValueError for a path that is no checkpoint, and for a file that is broken or cut off
     (`UnreadableError`).
@@ -174,12 +220,14 @@ def inspect_checkpoint(
         experts |= {weight.tensor.shape[0]} if weight.tensor.ndim == 3 else set()
         scales[name] = {"tensor scale": weight.tensor.tensor_scale, "input scale": weight.input_scale}
     findings += [*_gate_up(scales), *_unknown(checkpoint, broken), *promised(checkpoint), *incomplete(checkpoint)]
-    findings += [*_misshapen(checkpoint), *_mixed(checkpoint), *stored_twice(checkpoint), *_miscounted(checkpoint.config)]
+    findings += [*misshapen(checkpoint), *_mixed(checkpoint), *stored_twice(checkpoint), *miscounted(checkpoint)]
     if not checkpoint.shards.entries:
         findings.append(Finding("fault", "files", str(path), "there is no tensor in them"))
     known = {finding.name for finding in findings}
-    findings += [finding for finding in _lacking(checkpoint) if finding.name not in known]
-    layers = {match[0] for name in checkpoint if (match := _LAYER.search(name))}
+    further = (*_lacking(checkpoint), *_placeless(checkpoint, broken))
+    findings += [finding for finding in further if finding.name not in known]
+    towers = language_towers(checkpoint)
+    layers = {place[1] for name in checkpoint if (place := _in_layer(name, towers))}
     experts |= {1 + int(match[0]) for name in checkpoint if (match := _EXPERT.search(name))}
     shapes = {name: checkpoint.shards.entries[name].shape for name in checkpoint.plain if STACK.fullmatch(name)}
     experts |= {shape[0] for shape in shapes.values() if len(shape) == 3}
@@ -314,8 +362,46 @@ def _unknown(checkpoint: Checkpoint, broken: Iterable[str]) -> Iterator[Finding]
             yield Finding("fault", "unknown tensor", name, f"{dtype} that belongs to no weight")
         elif name.endswith(_COMPANIONS) and not (weight and weight.dtype.startswith("F8")):
             yield Finding("fault", "unknown tensor", name, "a scale that belongs to no weight")
-        elif module in beside and leaf not in _BESIDE:
-            yield Finding("fault", "unknown tensor", name, f"beside a quantized weight: expected {' or '.join(_BESIDE)}")
+        elif module in beside and leaf not in BESIDE:
+            yield Finding("fault", "unknown tensor", name, f"beside a quantized weight: expected {' or '.join(BESIDE)}")
+
+
+def _placeless(checkpoint: Checkpoint, broken: Iterable[str]) -> Iterator[Finding]:
+    """Plain tensors for which a model of this type has no place: in a layer a fault, beside its layers another head's,
+    perhaps, or another part's where the config has such."""
+    config, towers = language_config(checkpoint.config), language_towers(checkpoint)
+    known, total = _known(config), _counted(config, "num_hidden_layers")
+    whole = {tower + part for tower in towers for part in _OF_MODEL}
+    entries, reported = checkpoint.shards.entries, {name.rpartition(".")[0] for name in broken}
+    for name in checkpoint.plain if known else ():
+        place, module = _in_layer(name, towers), name.rpartition(".")[0]
+        weight = entries.get(f"{module}.weight")
+        if module in reported or name.endswith(_COMPANIONS) or (weight and weight.dtype not in _WIDE):
+            continue  # quantized in a way of its own, or wrongly
+        if checkpoint.declared.cache and name.endswith(CACHE_SCALES):
+            continue
+        if place:  # in a layer that is counted
+            has_place = _shape(place[2], known) is not None or 0 < total <= place[1]
+        else:
+            has_place = name in whole or _is_head(name) or config != checkpoint.config
+        if not has_place:
+            severity = "fault" if place and not name.endswith(_NOT_ADDED) else "warning"
+            yield Finding(severity, "no place", name, f"a model of type {get(config, 'model_type')} has none for it")
+
+
+def passed_over(checkpoint: Checkpoint, names: Iterable[str]) -> dict[str, str]:
+    """Those of `names` that the config announces and no causal language model runs, each with what it says: scales of a KV
+    cache, layers of multi-token prediction."""
+    config, towers = language_config(checkpoint.config), language_towers(checkpoint)
+    total, more = _counted(config, "num_hidden_layers"), _counted(config, _PREDICTING)
+    found = {}
+    for name in names:
+        place = _in_layer(name, towers)
+        if checkpoint.declared.cache and name.endswith(CACHE_SCALES):
+            found[name] = checkpoint.declared.cache[0]
+        elif place and 0 < total <= place[1] < total + more:
+            found[name] = f"{_PREDICTING} {more}: layers of multi-token prediction are left out"
+    return found
 
 
 def promised(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -336,21 +422,39 @@ def promised(checkpoint: Checkpoint) -> Iterator[Finding]:
                 yield Finding("fault", "missing", name, "the header describes it")
 
 
+def language_towers(checkpoint: Checkpoint) -> Collection[str]:
+    """What the names of the language model's layers begin with, `model.` say, and those of no vision tower: what has
+    embeddings of tokens beside it, or is called so; all where that tells none apart, or the config counts two kinds."""
+    towers = {match[1] for name in checkpoint if (match := _LAYER.fullmatch(name))}
+    if get(checkpoint.config, "is_encoder_decoder"):
+        return towers
+    embedding = towers & {name.partition("embed_tokens.")[0] for name in checkpoint if "embed_tokens." in name}
+    return embedding or {tower for tower in towers if "language" in tower} or towers
+
+
+def _in_layer(name: str, towers: Collection[str]) -> tuple[str, int, str] | None:
+    """The tower, the layer's number and the rest of a name; None where it is of no layer of these towers."""
+    match = _LAYER.fullmatch(name)
+    return (match[1], int(match[2]), match[3]) if match and match[1] in towers else None
+
+
 def incomplete(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Layers and experts that the config counts and the files lack."""
-    config = language_config(checkpoint.config)
+    config, towers = language_config(checkpoint.config), language_towers(checkpoint)
     layers: set[int] = set()
     experts: dict[tuple[str, str], set[int]] = defaultdict(set)
     for name in checkpoint:
-        name = name.rpartition(".")[0] + "."  # of the module: a weight that could not be made out is no missing one
-        layer, expert = _LAYER.search(name), _EXPERT.search(name)
-        layers |= {int(layer[0])} if layer else set()
+        if not name.endswith(".bias"):
+            name = name.rpartition(".")[0]  # the module: a weight that could not be made out is no missing one
+        name += "."
+        place, expert = _in_layer(name + "*", towers), _EXPERT.search(name)
+        layers |= {place[1]} if place else set()
         if expert:
             experts[name[: expert.start()], name[expert.end() : -1]].add(int(expert[0]))
     total = _counted(config, "num_hidden_layers")
     if layers and total:
         yield from _missing("layer", "*.layers.{}", layers, total)
-    more = total + _counted(config, "num_nextn_predict_layers")
+    more = total + _counted(config, _PREDICTING)
     if total and str(get(config, "model_type")) in _LAYERS:  # others may have layers of another part
         yield from _beyond("layer", "*.layers.{}", layers, more)
     total = _counted(config, *EXPERT_COUNTS)
@@ -363,45 +467,76 @@ def incomplete(checkpoint: Checkpoint) -> Iterator[Finding]:
             yield from _missing("expert", f"{where}{{}}{part}", experts.get((where, part), set()), total)
 
 
+def _parts(config: object) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+    """What a layer has by this config, what one with experts has besides, what it may have; nothing of unknown types."""
+    kind = str(get(config, "model_type"))
+    always, with_experts, may = _LAYERS.get(kind, ({}, {}, {}))
+    for key, (default, biases) in _BIASES.get(kind, {}).items():
+        said = get(config, key)
+        always = always | biases if (default if said is None else said) else always
+    return always, with_experts, may
+
+
+def _known(config: object) -> dict[str, str]:
+    """The shapes of all that a layer has or may have, by name."""
+    always, with_experts, may = _parts(config)
+    known: dict[str, str] = {}
+    for names, shapes in (may | always | with_experts).items():
+        known |= zip(names.split("|"), cycle(shapes.split("|")))
+    return known
+
+
+def _shape(part: str, known: Mapping[str, str]) -> str | None:
+    """The letters of a shape, "" for any; None for what has no place in a layer."""
+    part = _EXPERT.sub("*", part)
+    return known.get(part, _OF_EXPERTS.get(part.partition(".experts.")[2].removeprefix("*.")))
+
+
 def _lacking(checkpoint: Checkpoint) -> Iterator[Finding]:
     """What a layer of this model type has, and layers of the files lack; and what the whole model has."""
-    config = language_config(checkpoint.config)
-    always, with_experts = _LAYERS.get(str(get(config, "model_type")), ({}, {}))
+    config, towers = language_config(checkpoint.config), language_towers(checkpoint)
+    always, with_experts, _ = _parts(config)
     if not always:
         return
-    layers: dict[str, set[str]] = defaultdict(set)
-    prefix = "model."
+    layers: dict[tuple[str, int], set[str]] = defaultdict(set)
     for name in checkpoint.shards.entries.keys() | checkpoint.keys():
-        match = _LAYER.search(name)
-        if match:
-            part = name[match.end() + 1 :]
+        if place := _in_layer(name, towers):
+            *layer, part = *place[:2], _EXPERT.sub("*", place[2])
             of_projection = _LINEAR.fullmatch(part.rpartition(".")[0]) and not part.endswith(".bias")
             # a weight that could not be made out is no missing one
-            layers[name[: match.end()]].add(f"{part.rpartition('.')[0]}.weight" if of_projection else part)
-            prefix = name[: match.start() - len("layers.")]
+            layers[tuple(layer)].add(f"{part.rpartition('.')[0]}.weight" if of_projection else part)
+    found = {}
     for part in (*always, *with_experts):
         having = {layer: names for layer, names in layers.items() if part in always or any(".experts." in n for n in names)}
-        without = sorted((layer for layer in having if not set(part.split("|")) & having[layer]), key=_number)
+        without = sorted(layer for layer in having if not set(part.split("|")) & having[layer])
         if without:
+            tower, number = without[0]
             detail = f"{len(without)} of {len(having)} layers lack it"
-            yield Finding("fault", "missing", f"{without[0]}.{part.split('|')[0]}", detail)
-    whole = [f"{prefix}embed_tokens.weight", f"{prefix}norm.weight"]
-    for name in whole + ["lm_head.weight"] * (get(config, "tie_word_embeddings") is False):
+            name = f"{tower}layers.{number}.{part.split('|')[0]}"
+            found[name] = Finding("fault", "missing", name, detail)
+    yield from found.values()
+    whole = [tower + part for tower in sorted(towers) for part in _OF_MODEL]
+    if get(config, "tie_word_embeddings") is False and get(checkpoint.config, "tie_word_embeddings") is not True:
+        whole += [_HEAD] * (not any(_is_head(name) for name in checkpoint))
+    for name in whole:
         if layers and name not in checkpoint:
             yield Finding("fault", "missing", name, "every model of this type has it")
 
 
-def _misshapen(checkpoint: Checkpoint) -> Iterator[Finding]:
+def _is_head(name: str) -> bool:
+    return f".{name}".endswith(f".{_HEAD}")
+
+
+def misshapen(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Tensors of known model types whose shapes are not those that the config's numbers make."""
-    config = language_config(checkpoint.config)
-    always, with_experts = _LAYERS.get(str(get(config, "model_type")), ({}, {}))
-    known = {name: shape for names, shape in (always | with_experts).items() for name in names.split("|")} if always else {}
+    config, towers = language_config(checkpoint.config), language_towers(checkpoint)
+    known = _known(config)
+    whole = {tower + part: shape for tower in towers for part, shape in _OF_MODEL.items()}
     sizes = _sizes(config)
     for name, weight in checkpoint.stored.items() if known else ():
-        layer = _LAYER.search(name)
-        part = name[layer.end() + 1 :] if layer else ""
-        of_expert = re.sub(r"^\d+\.", "", part.partition(".experts.")[2])
-        expected = (_OF_EXPERTS.get(of_expert) if of_expert else known.get(part)) if layer else _OF_MODEL.get(name)
+        place = _in_layer(name, towers)
+        of_whole = "V H" if _is_head(name) else whole.get(name)
+        expected = _shape(place[2], known) if place else of_whole
         if not expected:
             continue
         shape = list(checkpoint.shards.entries[name].shape if weight is None else weight.shape)
@@ -437,16 +572,24 @@ def stored_twice(checkpoint: Checkpoint) -> Iterator[Finding]:
             yield Finding("fault", "stored twice", first, f"also as {others[0]}{more}")
 
 
-def _miscounted(config: object) -> Iterator[Finding]:
-    """Numbers of experts that contradict each other."""
-    config = language_config(config)
+def miscounted(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Numbers of the config that no model can have, and numbers of experts that contradict each other."""
+    config = language_config(checkpoint.config)
+    for kinds, least_by_key, expected in ((int, _WHOLE, "a whole number"), ((int, float), _REAL, "a finite number")):
+        for key, least in least_by_key.items():
+            given = config.get(key)
+            if given is None or isinstance(given, (list, dict)):  # a number for each layer, or kind of layer
+                continue
+            if isinstance(given, bool) or not isinstance(given, kinds) or not least <= given < inf:
+                said = f"{key} {json.dumps(given):.80}: expected {expected} of at least {least}"
+                yield Finding("fault", "config", "config.json", said)
     counts = {key: number for key in EXPERT_COUNTS if (number := _counted(config, key))}
     said = " and ".join(f"{key} {number}" for key, number in counts.items())
     if len(set(counts.values())) > 1:
         yield Finding("fault", "config", "config.json", f"{said}: expected one number of experts")
-    chosen = _counted(config, "num_experts_per_tok")
-    if counts and chosen > max(counts.values()):
-        yield Finding("fault", "config", "config.json", f"num_experts_per_tok {chosen}, which {said} cannot give")
+    chosen = config.get(_CHOSEN)
+    if counts and (chosen == 0 or _counted(config, _CHOSEN) > max(counts.values())):
+        yield Finding("fault", "config", "config.json", f"{_CHOSEN} {chosen}, which {said} cannot give")
 
 
 def _sizes(config: object) -> dict[str, int]:
@@ -468,10 +611,6 @@ def _sizes(config: object) -> dict[str, int]:
         "E": _counted(config, *EXPERT_COUNTS),
         "V": _counted(config, "vocab_size"),
     }
-
-
-def _number(layer: str) -> int:
-    return int(layer.rpartition(".")[2])
 
 
 def _counted(config: object, *keys: str) -> int:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import mxref
+from mxref.checkpoints.dialects import check_patterns
 from mxref.formats import BLOCK_FORMATS, BlockFormat, block_format, check_choice
 from mxref.models.corpus import Corpus, drawn_ids, read_ids, read_text
 from mxref.models.layers import inputs_quantized
@@ -72,6 +73,7 @@ def evaluate(
     layers: str | None = None,
     semantics: str | None = None,
     scales: str = "stored",
+    ignore: Sequence[str] = (),
     against: nn.Module | str | os.PathLike | None = None,
     text: str | Path | None = None,
     ids: Tensor | Sequence | Path | str | None = None,
@@ -93,7 +95,7 @@ def evaluate(
 
     The path of a quantized checkpoint is evaluated as it is stored: its weights with inputs left alone (`"none"`) and
     quantized as its config says (`"same"`); with `formats`, its decoded weights are quantized anew as well. There
-    `semantics` and `scales` are those of `mxref.models.load`, `"torch"` the default for what is stored.
+    `semantics`, `scales` and `ignore` are those of `mxref.models.load`, `"torch"` the default for what is stored.
 
     `against`: another model, or its path; it becomes the first row, and every other row says how its predictions differ.
     `text`: a Path of a UTF-8 file, or the text itself (None: the held-out text that comes with mxref). The first `tokens`
@@ -118,16 +120,19 @@ def evaluate(
     if semantics not in (None, "blockwise", "dequantized", "torch"):
         raise ValueError(f"semantics={semantics!r}: expected 'blockwise' or 'dequantized', or 'torch' for what is stored")
     check_choice("scales", scales, SCALES)
+    check_patterns("ignore", ignore)
     if text is not None and ids is not None:
         raise ValueError("text and ids are both given: expected one of the two")
-    source = open_source("model", model, device, semantics or "torch", scales)
+    source = open_source("model", model, device, semantics or "torch", scales, ignore)
     if source.stored is not None and formats is None:
         chosen = []
     if chosen and semantics == "torch":
         raise ValueError("semantics='torch' is for what is stored: with formats expected 'blockwise' or 'dequantized'")
-    other = None if against is None else open_source("against", against, device, semantics or "torch", scales)
+    other = None if against is None else open_source("against", against, device, semantics or "torch", scales, ignore)
     if scales != "stored" and not any(each and each.stored and each.path for each in (source, other)):
         raise ValueError(f"scales={scales!r} is for the path of a quantized checkpoint, which neither model nor against is")
+    if ignore and not any(each and each.path for each in (source, other)):
+        raise ValueError(f"ignore={ignore!r} is for the path of a checkpoint, which neither model nor against is")
     if other is not None and other.vocabulary != source.vocabulary:
         raise ValueError(f"against: its vocabulary is {other.vocabulary}, expected {source.vocabulary} as the model's")
     corpus = _corpus(source, tokenizer, text, ids, window, tokens)

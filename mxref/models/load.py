@@ -9,7 +9,7 @@ import os
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,7 @@ from mxref.blocks import BlockTensor, dequantize
 from mxref.checkpoints import Checkpoint, CheckpointError, QuantizedWeight, load_checkpoint
 from mxref.checkpoints.checkpoint import check_device, usable
 from mxref.checkpoints.dialects import Patterns, activation_recipe, check_patterns
-from mxref.checkpoints.files import language_config
-from mxref.checkpoints.inspection import EXPERT_COUNTS, promised
+from mxref.checkpoints.inspection import incomplete, miscounted, misshapen, passed_over, promised
 from mxref.elements import FLOAT_DTYPES, check_dtype
 from mxref.formats import check_choice
 from mxref.models.layers import (
@@ -115,7 +114,8 @@ def load(
     or `"vllm"`, which is what vLLM 0.33 does to experts: the gate's tensor scale also decodes the up projection, and one
     input scale, that of the largest amax, serves all experts. `dequantized=True` gives the plain transformers model of the
     decoded weights, without quantized activations. `dialect`: as for `load_checkpoint`. `ignore`: names, wildcards or `re:`
-    expressions of tensors to leave out, or of modules with all their tensors, e.g. `*.k_scale`.
+    expressions of tensors to leave out, or of modules with all their tensors, e.g. `*.k_scale`. Scales of a KV cache and
+    layers of multi-token prediction that the config announces are left out, with a warning, where the model has no place.
 
     Tensors are read one at a time and go to `device` at once. Raises ValueError for arguments and architectures that are
     not known, `CheckpointError` (a ValueError) for tensors that are missing, have no place in the model, have another
@@ -137,8 +137,10 @@ def load(
         raise ValueError(f"scales={scales!r} is for stored scales, and {what}")
     if checkpoint.contradicted and not dequantized:
         raise CheckpointError(f"{path}: {checkpoint.contradicted}, which leaves open how inputs are quantized")
-    for finding in promised(checkpoint):
-        raise CheckpointError(f"{path}: {finding.name}: {finding.detail}")
+    missing = (finding for finding in incomplete(checkpoint) if finding.what == "missing")
+    shapes = (finding for finding in misshapen(checkpoint) if not left_out.find(finding.name))
+    for finding in (*promised(checkpoint), *miscounted(checkpoint), *missing, *shapes):  # before any of it is built
+        raise CheckpointError(f"{path}: {finding.what}: {finding.name}: {finding.detail}")
     if checkpoint.declared.unread and not dequantized:
         said = checkpoint.declared.unread[0]
         raise CheckpointError(f"{path}: the config says {said}; dequantized=True takes the weights alone")
@@ -146,7 +148,7 @@ def load(
         warnings.warn(f"{path}: the config says {said}", stacklevel=2)
     model = _empty_model(Path(path), dtype, device)
     layers = {name: _Layer(name, own, len(own.down_proj)) for name, own in find_experts(model).items()}
-    _check_counts(path, language_config(checkpoint.config), model, layers)
+    _check_counts(path, model, layers)
     slots, renamings, places, linears, unexpected = _slots(model), _renamings(model), {}, {}, []
     for name in checkpoint:
         if left_out.find(name):
@@ -167,7 +169,8 @@ def load(
                 _set(model, place, _plain(name, value, slots[place].shape, slots[place].dtype, device))
         else:
             unexpected.append(name)
-    _refuse(path, unexpected, f"no place in {type(model).__name__}")
+    unexpected = unannounced(path, checkpoint, unexpected)
+    _refuse(path, unexpected, f"no place in {type(model).__name__}", "; ignore= leaves tensors out")
     model.tie_weights(missing_keys={name for name, slot in _slots(model).items() if slot.is_meta})
     _refuse(path, _missing(model, layers, linears), "missing")
     for name, weight in linears.items():
@@ -179,12 +182,8 @@ def load(
     return model.eval()
 
 
-def _check_counts(path: str | os.PathLike, says: Mapping, model: nn.Module, layers: Mapping[str, _Layer]) -> None:
-    """Raise for a config that counts experts in two ways, or takes more of them for a token than there are."""
-    counts = {key: says[key] for key in EXPERT_COUNTS if says.get(key) is not None}
-    if any(count != other for count in counts.values() for other in counts.values()):
-        given = " and ".join(f"{key} {count}" for key, count in counts.items())
-        raise CheckpointError(f"{path}: the config says {given}: expected the same")
+def _check_counts(path: str | os.PathLike, model: nn.Module, layers: Mapping[str, _Layer]) -> None:
+    """Raise for a config, with its defaults, that takes more experts for a token than there are."""
     taken = getattr(model.config.get_text_config(), "num_experts_per_tok", 1)
     for layer in layers.values():
         if taken is None or isinstance(taken, int) and not 1 <= taken <= layer.count:
@@ -192,11 +191,20 @@ def _check_counts(path: str | os.PathLike, says: Mapping, model: nn.Module, laye
             raise CheckpointError(f"{path}: the config says {said}")
 
 
-def _refuse(path: str | os.PathLike, names: Iterable[str], what: str) -> None:
+def unannounced(path: str | os.PathLike, checkpoint: Checkpoint, names: Collection[str]) -> list[str]:
+    """Those of `names` that the config does not announce as no part of the model that runs; warns of the others."""
+    announced = passed_over(checkpoint, names)
+    for said in dict.fromkeys(announced.values()):
+        if said not in checkpoint.declared.cache:  # which is said of every model
+            warnings.warn(f"{path}: the config says {said}", stacklevel=3)
+    return [name for name in names if name not in announced]
+
+
+def _refuse(path: str | os.PathLike, names: Iterable[str], what: str, hint: str = "") -> None:
     names = list(names)
     if names:
         shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-        raise CheckpointError(f"{path}: {what}: {shown}")
+        raise CheckpointError(f"{path}: {what}: {shown}{hint}")
 
 
 # the model without values

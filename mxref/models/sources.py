@@ -3,7 +3,7 @@
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from torch import nn
 from mxref.checkpoints import Checkpoint, CheckpointError, load_checkpoint
 from mxref.checkpoints.files import DTYPES, INDEX, WHOLE
 from mxref.models.layers import StoredScheme, stored_scheme
-from mxref.models.load import check_runs, config_dtype, load
+from mxref.models.load import check_runs, config_dtype, load, unannounced
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
@@ -22,13 +22,14 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model"
 @dataclass(frozen=True)
 class Source:
     """A model with its name in a report, what is quantized in it (None: nothing), the path that it was read from and that
-    of its tokenizer, where there are such."""
+    of its tokenizer, where there are such, and what was left out of it."""
 
     name: str
     model: nn.Module
     stored: StoredScheme | None = None
     path: str | None = None
     tokenizer: str | None = None
+    ignore: Sequence[str] = ()
 
     @property
     def vocabulary(self) -> int:
@@ -41,11 +42,11 @@ class Source:
             return self.model
         if self.path is None:
             raise ValueError("model: quantized already; with formats expected the path of its checkpoint")
-        return load(self.path, device=next(self.model.parameters()).device, dequantized=True)
+        return load(self.path, device=next(self.model.parameters()).device, dequantized=True, ignore=self.ignore)
 
 
-def open_source(argument: str, model: Any, device: Any, semantics: str, scales: str) -> Source:
-    """The model that is given, or that a path holds; None: the one that comes with mxref."""
+def open_source(argument: str, model: Any, device: Any, semantics: str, scales: str, ignore: Sequence[str] = ()) -> Source:
+    """The model that is given, or that a path holds, less `ignore`; None: the one that comes with mxref."""
     try:
         import transformers
     except ImportError as missing:
@@ -68,6 +69,7 @@ def open_source(argument: str, model: Any, device: Any, semantics: str, scales: 
     with _explained(argument, folder, "a directory with a transformers causal language model"):
         by_load = (  # what transformers reads wrongly or not at all, or a file alone
             is_file
+            or ignore
             or getattr(config.get_text_config(), "quantization_config", None)
             or getattr(config, "quantization_config", None)
             or (Path(path) / "hf_quant_config.json").is_file()
@@ -78,7 +80,8 @@ def open_source(argument: str, model: Any, device: Any, semantics: str, scales: 
             model, loaded = transformers.AutoModelForCausalLM.from_pretrained(path, dtype="auto", output_loading_info=True)
             if loaded["missing_keys"]:
                 raise ValueError(f"it lacks {len(loaded['missing_keys'])} weights, {min(loaded['missing_keys'])} among them")
-            if left := loaded["unexpected_keys"]:
+            left = loaded["unexpected_keys"]
+            if left := left if stored is None else unannounced(path, stored, left):
                 raise ValueError(f"{len(left)} tensors have no place in {type(model).__name__}, {min(left)} among them")
             if stored is not None:
                 _check_floats(stored, model)
@@ -92,8 +95,8 @@ def open_source(argument: str, model: Any, device: Any, semantics: str, scales: 
     if unread := load_checkpoint(path, weights_only=True).declared.unread:
         alone = "what `mxref convert --to plain` writes of it has the weights alone"
         raise CheckpointError(f"{argument}={path!r}: the config says {unread[0]}; {alone}")
-    model = load(path, device=device or "cpu", semantics=semantics, scales=scales)
-    return Source(name, model, stored_scheme(model), path, tokenizer)
+    model = load(path, device=device or "cpu", semantics=semantics, scales=scales, ignore=ignore)
+    return Source(name, model, stored_scheme(model), path, tokenizer, ignore)
 
 
 def _opened(path: str) -> Checkpoint | None:
