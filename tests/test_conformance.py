@@ -266,8 +266,29 @@ def scales_of(tensor_scale):
     return tensor_scale.shape if isinstance(tensor_scale, torch.Tensor) else ()
 
 
+def between_words(x, *_, **__):
+    return x.dtype == torch.bfloat16 and x.is_contiguous() and x.storage_offset() % 2 == 1
+
+
+def expanded(x, *_, **__):
+    return any(stride == 0 and size > 1 for size, stride in zip(x.shape, x.stride()))
+
+
+LAID_OUT = {
+    "five axes": lambda x, *_, **__: x.ndim == 5,
+    "expanded": expanded,
+    "between words": between_words,
+    "negated": lambda x, *_, **__: x.is_neg(),
+}
+
+
 PLACES = {  # where a kernel is wrong, and nowhere else
     "dequantize": {
+        "long blocks": lambda q, dtype=torch.float32: q.format != mxref.BLOCK_FORMATS[q.format.name],
+        "recipes under the name of others": lambda q, dtype=torch.float32: q.recipe != mxref.RECIPES[q.recipe.name],
+        "strided tensor scales": lambda q, dtype=torch.float32: (
+            q.tensor_scale is not None and not q.tensor_scale.is_contiguous()
+        ),
         "square blocks": lambda q, dtype=torch.float32: q.recipe.block_rows > 1,
         "square blocks along columns": lambda q, dtype=torch.float32: q.recipe.block_rows > 1 and q.axis == -2,
         "transforms": lambda q, dtype=torch.float32: q.recipe.transform is not None,
@@ -297,12 +318,51 @@ PLACES = {  # where a kernel is wrong, and nowhere else
         "one axis": lambda x, format, **_: x.ndim == 1,
         "four axes": lambda x, format, **_: x.ndim == 4,
         "longer rows": lambda x, format, **_: x.shape[-1] > 8192,
+        "seed 0": lambda x, format, seed=None, **_: seed == 0,
+        "long blocks": lambda x, format, **_: not isinstance(format, str),
+        "recipes under the name of others": lambda x, format, recipe=None, **_: (
+            isinstance(recipe, mxref.Recipe) and recipe != mxref.RECIPES.get(recipe.name, recipe)
+        ),
+        "scales of experts of four axes": lambda x, format, tensor_scale=None, **_: (
+            x.ndim == 4 and isinstance(tensor_scale, str) and tensor_scale == "per_expert"
+        ),
+        "scales of rows longer than 1,024": lambda x, format, tensor_scale=None, **_: (
+            x.shape[-1] > 1024 and isinstance(tensor_scale, str) and tensor_scale == "per_row"
+        ),
+        "strided tensor scales": lambda x, format, tensor_scale=None, **_: (
+            isinstance(tensor_scale, torch.Tensor) and not tensor_scale.is_contiguous()
+        ),
+        "tensor scale without a reciprocal": lambda x, format, tensor_scale=None, **_: (
+            isinstance(tensor_scale, torch.Tensor) and bool((1 / tensor_scale).isinf().any())
+        ),
+        **LAID_OUT,
     },
-    "encode": {"long seeds": lambda x, element, seed=None, **_: (seed or 0) >= 2**32},
+    "encode": {
+        "long seeds": lambda x, element, seed=None, **_: (seed or 0) >= 2**32,
+        "seed 0": lambda x, element, seed=None, **_: seed == 0,
+        "beyond 16 bits": lambda x, element, seed=None, **_: seed is not None and x.numel() > 65536,
+        **LAID_OUT,
+    },
+    "exp": LAID_OUT,
+    "swiglu": LAID_OUT,
+    "activate_quantize": {
+        "seed 0": lambda hidden, format, seed=None, **_: seed == 0,
+        "long blocks": lambda hidden, format, **_: not isinstance(format, str),
+        "recipes under the name of others": lambda hidden, format, recipe=None, **_: recipe is not None,
+        "scales of rows longer than 2,048": lambda hidden, format, tensor_scale=None, **_: (
+            hidden.shape[-1] > 2048 and isinstance(tensor_scale, str) and tensor_scale == "per_row"
+        ),
+        "strided tensor scales": lambda hidden, format, tensor_scale=None, **_: (
+            isinstance(tensor_scale, torch.Tensor) and not tensor_scale.is_contiguous()
+        ),
+        "expanded": expanded,
+        "negated": lambda hidden, format, **_: hidden.is_neg(),
+    },
     "swiglu_oai": {
         "alpha": lambda gate, up, alpha=1.702, limit=7.0: alpha != 1.702,
         "negative alpha": lambda gate, up, alpha=1.702, limit=7.0: alpha < 0,
         "limit": lambda gate, up, alpha=1.702, limit=7.0: limit != 7.0,
+        "alpha in float16": lambda gate, up, alpha=1.702, limit=7.0: alpha != 1.702 and gate.dtype == torch.float16,
         "limit 0": lambda gate, up, alpha=1.702, limit=7.0: str(limit) == "0.0",
         "limit -0": lambda gate, up, alpha=1.702, limit=7.0: str(limit) == "-0.0",
         "infinite limit": lambda gate, up, alpha=1.702, limit=7.0: limit == float("inf"),
@@ -326,6 +386,41 @@ def test_a_kernel_that_is_wrong_only_there_fails(op, place, offer):
     assert there and {run_case(case, "wrong", "cpu").kind for case in there} == {"failed"}
     formats = {case.format for case in cases(op) if case.raises is None}
     assert {case.format for case in there} == ({"nvfp4"} if "scale" in place or "divided" in place else formats)
+
+
+@pytest.mark.parametrize(
+    "op", [op for op in OPS if any(case.id.endswith("no_axes") for case in cases(op) if not case.raises)]
+)
+def test_a_kernel_that_adds_an_axis_fails(op, offer):
+    offer(op, lambda *args, **kwargs: torch.atleast_1d(reference(op, *args, **kwargs)))
+    there = [case for case in cases(op) if case.id.endswith("no_axes") and not case.raises]
+    assert {run_case(case, "wrong", "cpu").kind for case in there} == {"failed"}
+
+
+@pytest.mark.parametrize("op, size", [("dequantize", 16384), ("qdq", 32768), ("qdq", 1024), ("quantize", 1024)])
+def test_a_kernel_that_forgets_the_end_of_long_rows_fails(op, size, offer):
+    """At the first level of the amax of rows, at the second of what they become."""
+    level = 1 if size == 1024 else 2
+
+    def forgets(x, *args, **kwargs):
+        y = reference(op, x, *args, **kwargs)
+        if level == 2 and y.shape and y.shape[-1] > size:
+            y[..., size:] = 0
+        if level == 1 and isinstance(kwargs.get("tensor_scale"), str) and kwargs["tensor_scale"] == "per_row":
+            q = reference("quantize", x.narrow(kwargs["axis"], 0, min(size, x.shape[kwargs["axis"]])), *args, **kwargs)
+            return reference(op, x, *args, **kwargs | {"tensor_scale": q.tensor_scale})
+        return y
+
+    offer(op, forgets)
+    found = [run_case(case, "wrong", "cpu") for case in cases(op, level) if "long" in case.id and case.level == level]
+    failed = {outcome.format for outcome in found if outcome.failure}
+    assert failed == ({"nvfp4"} if level == 1 else set(mxref.BLOCK_FORMATS))
+
+
+def test_what_is_negated_as_it_is_read_stays_so():
+    x = torch._neg_view(torch.arange(6.0).reshape(2, 3))[:, 1:]
+    moved = runner.to_device(x, "cpu")
+    assert moved.is_neg() and moved.stride() == x.stride() and torch.equal(moved, x) and not torch.equal(moved, -x)
 
 
 def test_every_gate_meets_every_activation():
@@ -467,6 +562,13 @@ def writes_beside(x):
 BUFFERS = {}
 
 
+def takes_turns(x):
+    """Two buffers: what a call gave is overwritten by the next but one."""
+    turns = BUFFERS.setdefault((x.shape, x.dtype), [torch.empty_like(x) for _ in range(2)])
+    turns.reverse()
+    return turns[0].copy_(reference("relu2", x))
+
+
 def keeps_its_buffer(x):
     y = reference("relu2", x)
     return BUFFERS.setdefault(y.shape, y).copy_(y) if x.dim() == 2 else y
@@ -490,7 +592,14 @@ def test_what_a_kernel_does_beside_its_result_is_seen(kernel, said, offer):
     failed = {
         outcome.id: outcome.failure.difference for outcome in verify("wrong", ops=["relu2"]).outcomes if outcome.failure
     }
-    assert failed["strided"].startswith(said) and failed.keys() <= {"strided", "empty"}
+    assert failed["strided"].startswith(said) and failed.keys() <= {"strided", "empty", *inputs.layouts()}
+
+
+def test_buffers_that_take_turns_are_seen(offer):
+    offer("relu2", takes_turns)
+    found = {outcome.id: outcome.failure for outcome in verify("wrong", ops=["relu2"]).outcomes if outcome.failure}
+    assert found.keys() == {"every_bfloat16", "every_float16", "random_patterns"}  # of each dtype the first
+    assert {failure.difference for failure in found.values()} == {"its results of two calls lie in the same memory"}
 
 
 def test_a_result_has_memory_of_its_own_where_the_references_has(offer):

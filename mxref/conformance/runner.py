@@ -55,11 +55,11 @@ def verify(
     """Run every case of `ops` (None: all that the backend offers) up to `level` on `device`, and compare all bits, or what
     else a kernel's contract promises.
 
-    Each case runs twice, its memory poisoned before, so that unwritten outputs and chance show. A call that a kernel refuses
-    before it runs is counted as refused, with its reason; it neither passes nor fails (`strict`: it fails). A kernel that
-    raises on a call it accepted fails, as does one that changes a setting of the process (`settings.py`), which is put back,
-    writes into or around its arguments, or returns memory that is not its result's own. Some cases are calls that the
-    reference refuses: they pass if the call, by whomever it is answered, raises that error.
+    Each case runs twice, some three times, its memory poisoned before, so that unwritten outputs and chance show. A call
+    that a kernel refuses before it runs is counted as refused, with its reason; it neither passes nor fails (`strict`: it
+    fails). A kernel that raises on a call it accepted fails, as does one that changes a setting of the process
+    (`settings.py`), which is put back, writes into or around its arguments, or returns memory that is not its result's own.
+    Some cases are calls that the reference refuses: they pass if the call, by whomever it is answered, raises that error.
     `known_failures`: reasons by (op, case id), or a file of them
     (`read_known_failures`): such a case counts as known if it fails, and fails if it passes.
 
@@ -207,7 +207,7 @@ def _compared(case, backend, subject, args, kwargs, expected, promised, device) 
         return refused, None, ""
     if case.repeats > 1:
         return None, *_run_repeated(case, subject, args, kwargs, to_device(expected, device))
-    return None, *_run_twice(case, subject, args, kwargs, expected, promised, lent, device)
+    return None, *_run_again(case, subject, args, kwargs, expected, promised, lent, device)
 
 
 def _refusal(op: str, subject: tuple[str, ...], args: tuple, kwargs: dict) -> str | None:
@@ -268,11 +268,11 @@ def _exit_raises() -> Iterator[None]:
         os._exit = leave
 
 
-def _run_twice(case, subject, args, kwargs, expected, promised, lent, device) -> tuple[str | None, str]:
+def _run_again(case, subject, args, kwargs, expected, promised, lent, device) -> tuple[str | None, str]:
     """(what differs, the first block that does)."""
     memory = [_memory(x) for x in tensors((args, kwargs))]
     before, kept = [x.clone() for x in memory], {}
-    for _ in range(2):
+    for _ in range(case.calls):
         poison(device)
         actual = _call(case.op, subject, args, kwargs)
         found = promised(actual, expected, case)
@@ -286,7 +286,7 @@ def _run_twice(case, subject, args, kwargs, expected, promised, lent, device) ->
             return "its result lies in the memory of an argument", ""
         if own.keys() & kept.keys():
             return "its results of two calls lie in the same memory", ""
-        kept = own  # alive, so that its memory is not given out again
+        kept |= own  # alive, so that its memory is not given out again
     return None, ""
 
 
@@ -377,10 +377,12 @@ def _each_tensor(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> 
 
 
 def to_device(value: Any, device: str) -> Any:
-    """A copy of the same arguments with every tensor on `device`; strides and alignment are kept, what lies between the
-    elements, before and behind is poison."""
+    """A copy of the same arguments with every tensor on `device`; strides and alignment are kept, and whether it is negated
+    as it is read; what lies between the elements, before and behind is poison."""
 
     def move(x: torch.Tensor) -> torch.Tensor:
+        if x.is_neg():
+            return torch._neg_view(move(torch._neg_view(x)))
         extent = 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride())) if x.numel() else 0
         start = FRAME + x.storage_offset() % FRAME
         memory = inputs.poison(start + extent + FRAME, x.dtype, device)
