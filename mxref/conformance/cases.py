@@ -49,10 +49,10 @@ class Case:
     dtype: str
     arguments: Callable[[], tuple[tuple, dict]]
     level: int = 1
-    calls: int = 2
     repeats: int = 1
     repeat: Callable[[tuple, dict, int], tuple[tuple, dict]] | None = None
     raises: type[Exception] | None = None
+    calls: int = 2
 
 
 def cases(op: str, level: int = 1) -> Iterator[Case]:

@@ -115,7 +115,7 @@ def layouts(signed: bool = True) -> dict[str, torch.Tensor]:
         "five_axes": x,
         "expanded": x.flatten()[:77].expand(5, 77),
         "odd_offset": x.flatten().bfloat16()[1:321].reshape(5, 64),
-        "negated": torch._neg_view(-x[0, :, 0, 0, :39]),
+        "negated": torch._neg_view(-x.flatten()[:273].reshape(7, 39)),
     }
 
 

@@ -23,7 +23,7 @@ from mxref.commands import Terminated
 from mxref.comparison import difference, parts, tensors
 from mxref.conformance import inputs
 from mxref.conformance.cases import LEVELS, OPS, Case, cases
-from mxref.conformance.contracts import contract_of
+from mxref.conformance.contracts import CONTRACTS
 from mxref.conformance.failure import Failure, first_block
 from mxref.conformance.known import read_known_failures
 from mxref.conformance.processes import TIMEOUT, Group, run_shared
@@ -67,8 +67,8 @@ def verify(
     all else in one, so that it finds the memory. A case whose process dies, or has no result after `timeout` seconds, fails.
     0: everything runs in this process, without a limit of time; a kernel may end it, though not by Python's `os._exit`.
     `commit` is what the record names (None: what git says). `on_progress(op, done, cases)` is called as
-    work proceeds. Raises ValueError for unknown names, a known failure that no case of this run has, and a contract that an
-    op does not have, RuntimeError for a backend that cannot be loaded.
+    work proceeds. Raises ValueError for unknown names, a file that cannot be read and a known failure that no case of this
+    run has, RuntimeError for a backend that cannot be loaded.
     """
     if level not in LEVELS:
         raise ValueError(f"level={level!r}: expected one of {LEVELS}")
@@ -80,7 +80,6 @@ def verify(
     for op in chosen:
         if op not in OPS or op not in offered:
             raise ValueError(f"op={op!r}: expected one of {', '.join(op for op in OPS if op in offered)}")
-        _contract(op, backend)
     check_number("workers", workers, 0)
     check_number("timeout", timeout, FLOAT_SMALLEST, expected="seconds > 0")
     check_device(device)
@@ -213,7 +212,7 @@ def _compared(case, backend, subject, args, kwargs, expected, promised, device) 
 def _refusal(op: str, subject: tuple[str, ...], args: tuple, kwargs: dict) -> str | None:
     with mxref.use(*subject), settings_kept("asking whether it takes the call"):
         reasons = mxref.explain_dispatch(op, *args, **kwargs).refusals
-    return "; ".join(why or "no reason given" for _, why in reasons) or None
+    return "; ".join(why for _, why in reasons) or None
 
 
 def _leaves(op: str, subject: tuple[str, ...], args: tuple, kwargs: dict) -> bool:
@@ -348,7 +347,7 @@ def _too_large(case: Case, args: tuple, expected: Any, backend: str, device: str
 def _contract(op: str, backend: str) -> Callable[[Any, Any, Case], str | None]:
     """What the backend's kernel for `op` promises."""
     kernel = None if backend == REFERENCE else registry.kernel(op, backend)
-    return contract_of(op, "bitexact" if kernel is None else kernel.contract)
+    return CONTRACTS["bitexact" if kernel is None else kernel.contract]
 
 
 def _command(op: str, id: str, backend: str, device: str) -> str:
