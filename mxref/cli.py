@@ -67,6 +67,8 @@ def _writable(parameter: typer.CallbackParam, given: str | Path | None) -> str |
         return given
     path, option = Path(given), f"{parameter.opts[0]}={str(given)!r}"
     try:
+        if str(given) == "-":
+            _fail(f"{option}: expected a file; stdout is taken by --json alone")
         if path.is_dir() or not str(given):
             _fail(f"{option}: expected a file, not a directory")
         if not path.absolute().parent.is_dir():

@@ -32,6 +32,7 @@ from torch.autograd import forward_ad
 from mxref.comparison import difference, tensors
 
 OPS: dict[str, Callable] = {}
+_NAMES: dict[str, tuple[str, ...]] = {}  # of the parameters of each op
 GROUP = "mxref.kernels"
 REFERENCE = "reference"
 CONTRACTS = ("bitexact", "certified", "bounded")
@@ -52,9 +53,11 @@ def _accepts_all(*args, **kwargs) -> str | None:
 class Kernel:
     """One implementation of one op.
 
-    `function` has the reference's signature. `contract`: `bitexact` (every bit of every output), `certified` (every bit
-    where no order of additions can round) or `bounded` (within a proven bound). `devices`: torch device types;
-    `dtypes`: of the first argument; `formats`: names of element or block formats, None where the op takes none.
+    `function` has the reference's signature. `contract`: `bitexact` (every bit of every output) or, of a matmul alone,
+    `certified` (every bit where no order of additions can round) or `bounded` (within a proven bound). `devices`: torch
+    device types; `dtypes`: of the first argument; `formats`: names of element or block formats, None: any. Every format of
+    a call has to be among them: each argument `format`, `element` or `..._format`, `..._element`, unless it is None, and
+    that of each argument that is a BlockTensor. Only the name counts: `accepts` sees records of one's own under such a name.
     `requires()` says what the machine lacks, `accepts(...)`, called with the op's arguments, what the kernel does not do;
     each is None or a sentence.
 
@@ -75,11 +78,17 @@ class Kernel:
     def __post_init__(self):
         if self.contract not in CONTRACTS:
             raise ValueError(f"contract={self.contract!r}: expected one of {', '.join(CONTRACTS)}")
+        if self.contract != "bitexact" and self.op != "matmul":
+            raise ValueError(
+                f"a kernel for {self.op} declares contract={self.contract!r}: expected 'bitexact'; only matmul has others"
+            )
         for name in ("requires", "accepts"):
             if not callable(getattr(self, name)):
                 raise TypeError(f"{name}={getattr(self, name)!r}: expected a function")
-        for name, kind in (("devices", str), ("dtypes", torch.dtype)):
+        for name, kind in (("devices", str), ("dtypes", torch.dtype), ("formats", str)):
             given = getattr(self, name)
+            if name == "formats" and given is None:
+                continue
             if not isinstance(given, tuple) or not all(isinstance(item, kind) for item in given):
                 raise TypeError(f"{name}={given!r}: expected a tuple of {kind.__name__}")
 
@@ -178,6 +187,7 @@ def _op(reference: Callable, has_gradient: bool) -> Callable:
 
     call.has_gradient = has_gradient
     OPS[name] = call
+    _NAMES[name] = tuple(inspect.signature(reference).parameters)
     return call
 
 
@@ -187,12 +197,15 @@ def use(*backends: str, strict: bool = False, check: bool = False) -> Iterator[N
 
     `strict`: raise RuntimeError with every reason where no kernel takes a call, instead of running the reference.
     `check`, or MXREF_CHECK=1: run the reference too and raise AssertionError at the first differing bit. Raises ValueError
-    for a backend that no installed package offers, RuntimeError for one whose entry points cannot be kernels'.
+    for a backend that no installed package offers, TypeError for what is no name, RuntimeError for a backend whose entry
+    points cannot be kernels'.
 
     >>> with use():
     ...     pass
     """
     for backend in backends:
+        if not isinstance(backend, str):
+            raise TypeError(f"backend={backend!r}: expected names, each an argument of its own, of {_known_backends()}")
         _check_backend(backend)
     with _select(_Selection(backends, strict, check or _environment_checks())):
         yield
@@ -239,7 +252,9 @@ def explain_dispatch(op: str | Callable, *args, **kwargs) -> Dispatch:
     >>> print(explain_dispatch("exp", torch.ones(2)))
     exp: reference
     """
-    name = op if isinstance(op, str) else op.__name__
+    name = getattr(op, "__name__", op)
+    if not isinstance(name, str):
+        raise TypeError(f"op={op!r}: expected an op or its name, one of {', '.join(sorted(OPS))}")
     _check_op(name)
     if OPS[name].has_gradient and _records_gradients(args, kwargs):
         why = "autograd records the call; within it, and without autograd, a kernel may answer"
@@ -346,7 +361,11 @@ def _check_backend(name: str) -> None:
         if backend == name and isinstance(offer, str):
             raise RuntimeError(offer)
     if name not in backends():
-        raise ValueError(f"backend={name!r}: expected one of {', '.join(backends()) or '(no package offers kernels)'}")
+        raise ValueError(f"backend={name!r}: expected one of {_known_backends()}")
+
+
+def _known_backends() -> str:
+    return ", ".join(backends()) or "(no package offers kernels)"
 
 
 def _records_gradients(args: tuple, kwargs: dict) -> bool:
@@ -374,14 +393,26 @@ def _refusal(kernel: Kernel, args: tuple, kwargs: dict) -> str | None:
     missing = _missing(kernel)
     if missing is not None:
         return missing
-    subject = args[0] if args else next(iter(kwargs.values()), None)
+    subject = args[0] if args else kwargs.get(_NAMES[kernel.op][0])
     tensor = getattr(subject, "packed", subject)
     if isinstance(tensor, torch.Tensor):
         if tensor.device.type not in kernel.devices:
             return f"{kernel.op} is on {tensor.device.type}: the kernel runs on {', '.join(kernel.devices)}"
         if tensor.dtype not in kernel.dtypes:
             return f"{kernel.op} of {tensor.dtype}: the kernel takes {', '.join(map(str, kernel.dtypes))}"
+    for format in _formats(kernel.op, args, kwargs) if kernel.formats is not None else ():
+        if format not in kernel.formats:
+            return f"{kernel.op} of {format}: the kernel takes {', '.join(kernel.formats)}"
     return _ask(kernel, "accepts", *args, **kwargs)
+
+
+def _formats(op: str, args: tuple, kwargs: dict) -> Iterator[str]:
+    """Names of the formats of a call."""
+    for name, value in (*zip(_NAMES[op], args), *kwargs.items()):
+        named = name.endswith(("format", "element"))
+        format = value if named else getattr(value, "format", None) if hasattr(value, "packed") else None
+        if format is not None:
+            yield getattr(format, "name", format)
 
 
 @functools.cache
@@ -390,15 +421,18 @@ def _missing(kernel: Kernel) -> str | None:
 
 
 class AskingFailed(RuntimeError):
-    """A kernel raised when asked whether it takes a call."""
+    """A kernel raised, or gave no answer, when asked whether it takes a call."""
 
 
 def _ask(kernel: Kernel, what: str, *args, **kwargs) -> str | None:
+    asked = f"kernel {kernel.op}.{kernel.backend}: {what}"
     try:
-        return getattr(kernel, what)(*args, **kwargs)
+        answer = getattr(kernel, what)(*args, **kwargs)
     except Exception as problem:
-        asked = f"kernel {kernel.op}.{kernel.backend}: {what} raises {type(problem).__name__}: {problem}"
-        raise AskingFailed(asked) from problem
+        raise AskingFailed(f"{asked} raises {type(problem).__name__}: {problem}") from problem
+    if answer is not None and not (isinstance(answer, str) and answer):
+        raise AskingFailed(f"{asked} returns {answer!r}: expected None or a sentence that says why not")
+    return answer
 
 
 def _no_kernel(name: str, refusals: list[tuple[str, str]], strict: bool) -> None:

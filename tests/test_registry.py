@@ -55,6 +55,15 @@ def overwriting_exp(x):
 
 OVERWRITING = Kernel("exp", "overwriting", overwriting_exp, "bitexact", ("cpu",), F32)
 TRAINED = Kernel("exp", "trained", lambda x: torch.nn.Parameter(exp(x)), "bitexact", ("cpu",), F32)
+LIMITED = Kernel("qdq", "limited", qdq, "bitexact", ("cpu",), F32, ("mxfp4",))
+DECODING = Kernel(
+    "dequantize", "decoding", lambda q, dtype=torch.float32: q, "bitexact", ("cpu",), (torch.uint8,), ("mxfp4", "nvfp4")
+)
+PRODUCTS = Kernel(
+    "matmul", "products", mxref.matmul.__wrapped__, "certified", ("cpu",), (torch.uint8, *F32), ("mxfp4", "nvfp4")
+)
+ENCODING = Kernel("encode", "encoding", mxref.encode.__wrapped__, "bitexact", ("cpu",), F32, ("e2m1",))
+VAGUE = Kernel("exp", "vague", exp, "bitexact", ("cpu",), F32, accepts=lambda x: False)
 RAISING = Kernel("exp", "raising", exp, "bitexact", ("cpu",), F32, accepts=lambda x: x.nothing)
 UNREADY = Kernel("exp", "unready", exp, "bitexact", ("cpu",), F32, requires=lambda: 1 / 0)
 BUILTIN = Kernel("exp", "builtin", min, "bitexact", ("cpu",), F32)
@@ -201,6 +210,65 @@ def test_a_kernel_that_raises_when_asked_is_named(install, backend, said):
             mxref.functions.exp([1.0])
 
 
+def test_an_answer_that_is_no_sentence_names_the_kernel(install):
+    install("exp.vague = fake_kernels:VAGUE")
+    said = "^kernel exp.vague: accepts returns False: expected None or a sentence that says why not$"
+    with mxref.use("vague"):
+        for ask in (mxref.functions.exp, lambda x: mxref.explain_dispatch("exp", x)):
+            with pytest.raises(RuntimeError, match=said):
+                ask(torch.ones(2))
+
+
+def test_dtype_and_device_are_those_of_the_first_parameter_in_whatever_order_it_is_given(install):
+    install("qdq.limited = fake_kernels:LIMITED")
+    x = torch.ones(2, 32)
+    with mxref.use("limited"):
+        for options in ({"format": "mxfp4", "x": x.bfloat16()}, {"x": x.bfloat16(), "format": "mxfp4"}):
+            told = mxref.explain_dispatch("qdq", **options)
+            assert told.refusals == (("limited", "qdq of torch.bfloat16: the kernel takes torch.float32"),)
+        assert "on meta: the kernel runs on cpu" in str(mxref.explain_dispatch("qdq", format="mxfp4", x=x.to("meta")))
+        assert mxref.explain_dispatch("qdq", format="mxfp4", x=x).backend == "limited"
+        mxref.qdq(format="mxfp4", x=x.bfloat16())
+        assert not sys.modules["fake_kernels"].CALLS
+
+
+def test_a_kernel_gets_no_format_that_it_does_not_declare(install):
+    names = {"qdq": "limited", "dequantize": "decoding", "matmul": "products", "encode": "encoding"}
+    install(*(f"{op}.{backend} = fake_kernels:{backend.upper()}" for op, backend in names.items()))
+    x = torch.ones(2, 32)
+    four, eight, other = (mxref.quantize(x, format) for format in ("mxfp4", "mxfp8_e4m3", "nvfp4"))
+
+    def told(op, *args, **kwargs):
+        with mxref.use(names[op]):
+            found = mxref.explain_dispatch(op, *args, **kwargs)
+        return found.refusals[0][1] if found.refusals else None
+
+    assert told("qdq", x, "mxfp4") is told("qdq", format=mxref.BLOCK_FORMATS["mxfp4"], x=x) is None
+    for refused in ("nvfp4", mxref.BLOCK_FORMATS["nvfp4"]):
+        assert told("qdq", x, refused) == told("qdq", x=x, format=refused) == "qdq of nvfp4: the kernel takes mxfp4"
+    assert told("dequantize", four) is None
+    assert (
+        told("dequantize", eight)
+        == told("dequantize", q=eight)
+        == ("dequantize of mxfp8_e4m3: the kernel takes mxfp4, nvfp4")
+    )
+    assert told("matmul", four, other) is told("matmul", x, b=four) is None
+    for pair in ((four, eight), (eight, four)):
+        assert told("matmul", *pair) == "matmul of mxfp8_e4m3: the kernel takes mxfp4, nvfp4"
+    assert told("encode", x, "e2m1") is None and told("encode", x, "e4m3") == "encode of e4m3: the kernel takes e2m1"
+
+
+def test_a_contract_that_an_op_does_not_have_is_refused_at_load(install, tmp_path):
+    """So `check=True` never runs beside a kernel of which it would compare nothing."""
+    install("exp.loose = loose_kernels:LOOSE")
+    loose = MODULE + "LOOSE = Kernel('exp', 'loose', wrong_exp, 'certified', ('cpu',), F32)\n"
+    (tmp_path / "fake" / "loose_kernels.py").write_text(loose)
+    said = "exp.loose .* cannot be loaded: ValueError: a kernel for exp declares contract='certified': expected 'bitexact'"
+    with mxref.use("loose", check=True), pytest.raises(RuntimeError, match=said):
+        mxref.functions.exp(torch.ones(2))
+    sys.modules.pop("loose_kernels", None)
+
+
 def test_selections_may_end_in_any_order(install):
     install("exp.fake = fake_kernels:EXP", "exp.away = fake_kernels:AWAY")
     first, second, counting = mxref.use("fake"), mxref.use("away"), registry.counted()
@@ -243,6 +311,12 @@ def test_unknown_names(install):
         pass
     with pytest.raises(ValueError, match="op='expp': expected one of .*exp"):
         mxref.explain_dispatch("expp", torch.ones(2))
+    for given in (3, ["exp"]):
+        with pytest.raises(TypeError, match=f"^op={re.escape(repr(given))}: expected an op or its name, one of .*exp"):
+            mxref.explain_dispatch(given, torch.ones(2))
+    with pytest.raises(TypeError, match=r"^backend=\['fake'\]: expected names, each an argument of its own, of .*fake"):
+        with mxref.use(["fake"]):
+            pass
 
 
 @pytest.mark.parametrize(
@@ -349,6 +423,8 @@ def test_the_list_of_kernels_says_what_is_wrong_and_goes_on(install, tmp_path):
         ({"requires": True}, "^requires=True: expected a function"),
         ({"accepts": None}, "^accepts=None: expected a function"),
         ({"devices": "cpu"}, "^devices='cpu': expected a tuple of str"),
+        ({"formats": "mxfp4"}, "^formats='mxfp4': expected a tuple of str"),
+        ({"formats": ["mxfp4"]}, r"^formats=\['mxfp4'\]: expected a tuple of str"),
         ({"dtypes": ("float32",)}, r"^dtypes=\('float32',\): expected a tuple of dtype"),
     ],
 )

@@ -21,7 +21,7 @@ from mxref.recipes import Hadamard, Recipe
 
 LEVELS = (1, 2)
 STATIC_SCALE = 0.0123
-LONG_SEEDS = (2**32 + 7, 2**64 - 1)  # of stochastic rounding: more than 32 bits
+SEEDS = (0, 2**32 + 7, 2**64 - 1)  # of stochastic rounding: 0 is one, and most have more than 32 bits
 TAILS = (1, 31, 33, 63, 64, 65, 96, 128, 129)  # lengths around one, two and four blocks
 PATHS = (
     *[(format, format) for format in mxref.BLOCK_FORMATS],
@@ -38,6 +38,8 @@ class Case:
     the result must be the result of one. The arguments must be such that it is. `repeat`: how arguments are repeated, where
     that is not so of every tensor.
 
+    `calls`: how often the subject runs, where nothing is repeated; a third time shows results that share memory by turns.
+
     `raises`: the reference refuses the call with this error; so must who answers it.
     """
 
@@ -50,6 +52,7 @@ class Case:
     repeats: int = 1
     repeat: Callable[[tuple, dict, int], tuple[tuple, dict]] | None = None
     raises: type[Exception] | None = None
+    calls: int = 2
 
 
 def cases(op: str, level: int = 1) -> Iterator[Case]:
@@ -59,7 +62,9 @@ def cases(op: str, level: int = 1) -> Iterator[Case]:
 
 @cache  # to make the operands of products takes seconds
 def _all_cases(op: str) -> tuple[Case, ...]:
-    return (*_GENERATORS.get(op, lambda: ())(), *_refused(op))
+    found = (*_GENERATORS.get(op, lambda: ())(), *_refused(op))
+    first = {(case.format, case.dtype): case for case in reversed(found)}
+    return tuple(replace(case, calls=3) if case is first[case.format, case.dtype] else case for case in found)
 
 
 def _short(dtype: torch.dtype) -> str:
@@ -76,8 +81,9 @@ def _call(*args, **kwargs) -> Callable[[], tuple[tuple, dict]]:
 def _encode() -> Iterator[Case]:
     for (name, element), rounding in product(mxref.ELEMENT_FORMATS.items(), ROUNDINGS):
         overflows = ("saturate",) if element.specials == "none" else ("saturate", "special")
+        more = inputs.spread_normal(1024, seed=2, dtype=torch.bfloat16)  # than 16 bits count
         values = {
-            "every_bfloat16": inputs.every_pattern(torch.bfloat16),
+            "every_bfloat16": torch.cat([inputs.every_pattern(torch.bfloat16), more]),
             "every_float16": inputs.every_pattern(torch.float16),
             "turning_points": inputs.turning_points(element),
             "random_patterns": inputs.random_patterns(1 << 16, 1),
@@ -93,8 +99,9 @@ def _encode() -> Iterator[Case]:
     for name, element in mxref.ELEMENT_FORMATS.items():
         x, tile = inputs.spread_normal(33, 65, seed=2), inputs.tile(torch.bfloat16)
         x, tile = (x, tile) if element.signed else (x.abs(), tile.abs())
-        yield Case("encode", f"{name}-strided_in_poison", name, "float32", _call(inputs.in_poison(x), element))
-        for seed in LONG_SEEDS:
+        for label, values in {"strided_in_poison": inputs.in_poison(x), **inputs.layouts(element.signed)}.items():
+            yield Case("encode", f"{name}-{label}", name, _short(values.dtype), _call(values, element))
+        for seed in SEEDS:
             arguments = _call(x, element, rounding="stochastic", seed=seed)
             yield Case("encode", f"{name}-stochastic-seed_{seed}", name, "float32", arguments)
         yield Case("encode", f"{name}-beyond_int32", name, "bfloat16", _call(tile, element), 2, REPEATS)
@@ -108,6 +115,7 @@ def _decode() -> Iterator[Case]:
         yield Case("decode", f"{name}-strided", name, "uint8", _call(strided, element))
         framed = inputs.in_poison(codes.repeat(3, 1)[:, :-1])
         yield Case("decode", f"{name}-strided_in_poison", name, "uint8", _call(framed, element))
+        yield Case("decode", f"{name}-no_axes", name, "uint8", _call(codes[1], element))
         yield Case("decode", f"{name}-beyond_int32", name, "uint8", _call(_tile_codes(name), element), 2, REPEATS)
 
 
@@ -163,7 +171,7 @@ def _block_inputs(format: str) -> Iterator[_Input]:
     many, rows, experts = {"": None}, {}, {"": None}
     if block.tensor_scale:
         many |= {"-none": "none", "-static": static, "-per_row": "per_row", "-per_expert": "per_expert"}
-        each = STATIC_SCALE * torch.arange(1.0, 11.0)
+        each = (STATIC_SCALE * torch.arange(1.0, 21.0))[::2]
         rows = {"-per_row_static": each[:7]}
         experts |= {"-per_expert_static": each[:5], "-gate_up_static": each.reshape(5, 2)}
     for dtype in inputs.FLOAT_DTYPES:
@@ -177,16 +185,25 @@ def _block_inputs(format: str) -> Iterator[_Input]:
     if block.tensor_scale:
         both = {"-static": static, "-inverse": inverse}
         yield _Input("scale_turns", inputs.scale_turns(block, STATIC_SCALE), tensor_scales=both)
+        tiny = {"-tiny": torch.tensor(2.0**-140)}  # its reciprocal is beyond float32
+        yield _Input("specials", inputs.special_blocks(block.block_size), others=2, tensor_scales=tiny)
         yield _Input("every_scale-of_odd", inputs.every_scale(block, STATIC_SCALE), others=2, tensor_scales=both)
     one = {"": torch.ones(()) if block.tensor_scale else None}
     yield _Input("every_scale", inputs.every_scale(block), others=2, tensor_scales=one)
     yield _Input("random_patterns", inputs.random_patterns(64 * 160, 5).reshape(64, 160))
     yield _Input("one_axis", inputs.spread_normal(77, seed=4), others=None)
-    yield _Input("four_axes", inputs.spread_normal(2, 3, 5, 40, seed=4, dtype=torch.float16), others=None)
+    few = {name: {kind: many[kind] for kind in ("", name) if kind in many} for name in ("-per_row", "-per_expert")}
+    four_axes = inputs.spread_normal(2, 3, 5, 40, seed=4, dtype=torch.float16)
+    yield _Input("four_axes", four_axes, others=None, tensor_scales=few["-per_expert"])
+    for label, x in inputs.layouts().items():
+        if x.ndim:
+            yield _Input(label, x, others=None)
     yield _Input(
         "experts", inputs.spread_normal(5, 6, 40, seed=78), others=1 if block.tensor_scale else None, tensor_scales=experts
     )
-    yield _Input("longer_rows", inputs.spread_normal(2, 2 * inputs.LONG_ROW + 40, seed=79), others=None)
+    longer, longest = (inputs.spread_normal(2, n * inputs.LONG_ROW + 40, seed=79) for n in (2, 8))
+    yield _Input("longer_rows", longer, others=None, tensor_scales=few["-per_row"])
+    yield _Input("longest_rows", longest, level=2, others=None, tensor_scales=few["-per_row"])
     x = inputs.spread_normal(5, 48, 36, seed=6)
     yield _Input("axis_0", x, 0)
     yield _Input("axis_1", x, 1, tensor_scales=many)
@@ -204,9 +221,17 @@ def _block_inputs(format: str) -> Iterator[_Input]:
         yield _Input(f"empty_{empty[0]}_{empty[1]}", torch.zeros(empty))
     yield _Input("large", inputs.spread_normal(1024, 4096, seed=8, dtype=torch.bfloat16), level=2, others=2)
     tile = inputs.tile(torch.bfloat16)
-    few = {name: scale for name, scale in many.items() if name != "-per_expert"}
-    yield _Input("beyond_int32", tile, level=2, others=None, tensor_scales=few, repeats=REPEATS)
+    alike = {name: scale for name, scale in many.items() if name != "-per_expert"}
+    yield _Input("beyond_int32", tile, level=2, others=None, tensor_scales=alike, repeats=REPEATS)
     yield _Input("beyond_int32-axis_1", tile.reshape(16, -1, tile.shape[1]), 1, 2, None, repeats=REPEATS)
+
+
+def _namesakes(block: BlockFormat) -> tuple[Recipe, BlockFormat]:
+    """The default recipe, rounding stochastically, and a format of longer blocks, under the names that they have: what is
+    looked up by its name is not what was given."""
+    return replace(mxref.RECIPES[block.default_recipe], rounding="stochastic"), replace(
+        block, block_size=2 * block.block_size
+    )
 
 
 def _quantize_like(op: str) -> Iterator[Case]:
@@ -224,9 +249,11 @@ def _quantize_like(op: str) -> Iterator[Case]:
                 arguments = _call(x, format, recipe=recipe, tensor_scale=tensor_scale, axis=axis, seed=seed)
                 id = f"{format}-{recipe.name}-{given.label}{kind}"
                 yield Case(op, id, format, _short(x.dtype), arguments, level, given.repeats)
-        seeded = replace(mxref.RECIPES[block.default_recipe], name="stochastic", rounding="stochastic")
-        for seed in LONG_SEEDS:
-            arguments = _call(inputs.spread_normal(7, 77, seed=4), format, recipe=seeded, seed=seed)
+        tails = inputs.spread_normal(7, 77, seed=4)
+        seeded, longer = _namesakes(block)
+        yield Case(op, f"{format}-longer_blocks", format, "float32", _call(tails, longer))
+        for seed in SEEDS:
+            arguments = _call(tails, format, recipe=seeded, seed=seed)
             yield Case(op, f"{format}-stochastic-tails-seed_{seed}", format, "float32", arguments)
 
 
@@ -253,6 +280,8 @@ def _dequantize() -> Iterator[Case]:
         yield Case("dequantize", f"{format}-strided", format, "float32", _call(every_other_row))
         long_rows = mxref.quantize(inputs.spread_normal(4, inputs.LONG_ROW, seed=50), format)[::2]
         yield Case("dequantize", f"{format}-strided_long_rows", format, "float32", _call(long_rows))
+        longest_rows = mxref.quantize(inputs.spread_normal(2, 8 * inputs.LONG_ROW + 40, seed=50), format)
+        yield Case("dequantize", f"{format}-longest_rows", format, "float32", _call(longest_rows), 2)
         for label, q in _stored(block):
             for dtype in (torch.float32, torch.bfloat16) if label != "tails" else (torch.bfloat16, torch.float16):
                 yield Case("dequantize", f"{format}-{label}-{_short(dtype)}", format, _short(dtype), _call(q, dtype))
@@ -266,16 +295,18 @@ def _stored(block: BlockFormat) -> Iterator[tuple[str, BlockTensor]]:
     yield "tails", mxref.quantize(tails, block)
     yield "one_axis", mxref.quantize(tails[0], block)
     yield "four_axes", mxref.quantize(inputs.spread_normal(2, 3, 5, 40, seed=9), block, axis=1)
-    tiles = replace(base, name="tiles", block_rows=16)
+    yield "longer_blocks", mxref.quantize(tails, _namesakes(block)[1])
+    tiles = replace(base, block_rows=16)  # under the name of another, as what follows
     for axis in (-1, -2):
         yield f"tiles-axis_{axis}", mxref.quantize(inputs.spread_normal(2, 37, 77, seed=9), block, recipe=tiles, axis=axis)
     for size in (16, 64):
-        rotated = replace(base, name="rotated", transform=Hadamard(size, (1, -1, -1, 1) * (size // 4)))
+        rotated = replace(base, transform=Hadamard(size, (1, -1, -1, 1) * (size // 4)))
         yield f"hadamard_{size}", mxref.quantize(inputs.spread_normal(5, 192, seed=9), block, recipe=rotated)
     if block.tensor_scale:
-        each = STATIC_SCALE * torch.arange(1.0, 11.0)
+        each = (STATIC_SCALE * torch.arange(1.0, 21.0))[::2]
         for recipe in ("nvidia", "vllm_torch"):
-            yield f"{recipe}-per_row", mxref.quantize(tails, block, recipe=recipe, tensor_scale="per_row")
+            rows = mxref.quantize(inputs.spread_normal(14, 77, seed=9), block, recipe=recipe, tensor_scale="per_row")
+            yield f"{recipe}-per_row", rows[::2]
             experts = inputs.spread_normal(5, 6, 40, seed=9)
             yield f"{recipe}-gate_up", mxref.quantize(experts, block, recipe=recipe, tensor_scale=each.reshape(5, 2))
 
@@ -300,11 +331,11 @@ def _function(name: str, gated: bool) -> Iterator[Case]:
         "strided": inputs.in_poison(inputs.spread_normal(31, 33, seed=13)).T,
         "empty": torch.zeros(0, 3),
     }
-    for label, x in values.items():
-        arguments = (x, x.flip(0)) if gated else (x,)
+    for label, x in (values | inputs.layouts()).items():
+        arguments = (x, x.flip(0) if x.ndim else x) if gated else (x,)
         yield Case(name, label, "-", _short(x.dtype), _call(*arguments))
     for alpha, limit in _ALPHAS_AND_LIMITS if name == "swiglu_oai" else ():
-        for dtype in (torch.float32, torch.bfloat16):
+        for dtype in inputs.FLOAT_DTYPES:
             gate, up = (inputs.spread_normal(64, 65, seed=seed).to(dtype) for seed in (80, 81))
             gate[0, :8], up[0, :8] = torch.tensor(_ODD), torch.tensor(_ODD).flip(0)
             label = f"alpha_{alpha}-limit_{limit}-{_short(dtype)}"
@@ -752,25 +783,34 @@ def _activate_quantize() -> Iterator[Case]:
     hidden = {
         "every_bfloat16": inputs.every_pattern(torch.bfloat16).reshape(-1, 128),
         "random": x,
-        "float16": inputs.spread_normal(5, 7, 144, seed=26, dtype=torch.float16),
+        "expanded_float16": inputs.spread_normal(7, 144, seed=26, dtype=torch.float16).expand(5, 7, 144),
         "strided": inputs.spread_normal(33, 250, seed=27)[:, ::2][:, 1:],
         "empty": torch.zeros(0, 64),
+        "negated": torch._neg_view(inputs.spread_normal(7, 144, seed=26)),
+        "long_rows": inputs.spread_normal(2, 2 * inputs.LONG_ROW + 80, seed=85),
     }
+    each = (STATIC_SCALE * torch.arange(1.0, 67.0))[::2]
     for format, block in mxref.BLOCK_FORMATS.items():
-        seeded = replace(mxref.RECIPES[block.default_recipe], name="stochastic", rounding="stochastic")
-        for activation, layout in product(ACTIVATIONS, ("concatenated", "interleaved")):
+        seeded, longer = _namesakes(block)
+        more = [("negated", "negated", format, None), ("longer_blocks", "strided", longer, None)]
+        if block.tensor_scale:
+            more += [("long_rows-per_row", "long_rows", format, "per_row"), ("per_row_static", "strided", format, each)]
+        for case, label, like, scale in more:
+            arguments = _call(hidden[label], like, tensor_scale=scale)
+            yield Case("activate_quantize", f"{format}-{case}", format, "float32", arguments)
+        for activation, (layout, seed) in product(ACTIVATIONS, (("concatenated", 28), ("interleaved", 0))):
             choices = [("random", None, None), ("every_bfloat16", None, None)]
             if activation in ("silu", "relu2"):
-                choices += [(label, None, None) for label in ("float16", "strided", "empty")] + [("random", seeded, None)]
+                choices += [(label, None, None) for label in ("expanded_float16", "strided", "empty")]
+                choices += [("random", seeded, None)]
                 scales = ("per_row", torch.tensor(STATIC_SCALE)) if block.tensor_scale else ()
                 choices += [("random", None, scale) for scale in scales]
             for label, recipe, scale in choices:
-                kind = recipe.name if recipe else "default"
+                kind = "stochastic" if recipe else "default"
                 case = f"{format}-{activation}-{layout}-{label}-{kind}-{scale if isinstance(scale, str) else scale is None}"
                 arguments = dict(activation=activation, gate_up=layout, recipe=recipe, tensor_scale=scale)
-                seed = 28 if recipe else None
                 given = hidden[label]
-                arguments = _call(given, format, seed=seed, **arguments)
+                arguments = _call(given, format, seed=seed if recipe else None, **arguments)
                 yield Case("activate_quantize", case, format, _short(given.dtype), arguments)
             for dtype in (torch.bfloat16, torch.float16):
                 case = f"{format}-{activation}-{layout}-every_gate-{_short(dtype)}"

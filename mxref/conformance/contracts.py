@@ -124,13 +124,6 @@ CONTRACTS: dict[str, Callable[[Any, Any, Case], str | None]] = {
 }
 
 
-def contract_of(op: str, contract: str) -> Callable[[Any, Any, Case], str | None]:
-    """The function of that name; ValueError where the op has no such contract."""
-    if contract != "bitexact" and op != "matmul":
-        raise ValueError(f"a kernel for {op} declares contract={contract!r}: expected 'bitexact'; only matmul has others")
-    return CONTRACTS[contract]
-
-
 def _unlike(actual: torch.Tensor, expected: torch.Tensor) -> str | None:
     """How dtype or shape differ."""
     if actual.dtype != expected.dtype or actual.shape != expected.shape:

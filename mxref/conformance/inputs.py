@@ -105,6 +105,20 @@ def scale_turns(format: BlockFormat, tensor_scale: float) -> torch.Tensor:
     return rows
 
 
+def layouts(signed: bool = True) -> dict[str, torch.Tensor]:
+    """Numbers that lie as few do: without axes, or along five; at one place many times; in a run that begins between words;
+    negated as they are read."""
+    x = spread_normal(2, 3, 1, 5, 40, seed=84)
+    x = x if signed else x.abs()
+    return {
+        "no_axes": x[0, 0, 0, 0, 0],
+        "five_axes": x,
+        "expanded": x.flatten()[:77].expand(5, 77),
+        "odd_offset": x.flatten().bfloat16()[1:321].reshape(5, 64),
+        "negated": torch._neg_view(-x.flatten()[:273].reshape(7, 39)),
+    }
+
+
 def special_blocks(size: int) -> torch.Tensor:
     """Float32 blocks, one a row: zeros of both signs, one-hot, subnormals, NaN and Inf, alone and together."""
     rows = torch.zeros(12, size)

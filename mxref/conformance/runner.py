@@ -23,7 +23,7 @@ from mxref.commands import Terminated
 from mxref.comparison import difference, parts, tensors
 from mxref.conformance import inputs
 from mxref.conformance.cases import LEVELS, OPS, Case, cases
-from mxref.conformance.contracts import contract_of
+from mxref.conformance.contracts import CONTRACTS
 from mxref.conformance.failure import Failure, first_block
 from mxref.conformance.known import read_known_failures
 from mxref.conformance.processes import TIMEOUT, Group, run_shared
@@ -55,11 +55,11 @@ def verify(
     """Run every case of `ops` (None: all that the backend offers) up to `level` on `device`, and compare all bits, or what
     else a kernel's contract promises.
 
-    Each case runs twice, its memory poisoned before, so that unwritten outputs and chance show. A call that a kernel refuses
-    before it runs is counted as refused, with its reason; it neither passes nor fails (`strict`: it fails). A kernel that
-    raises on a call it accepted fails, as does one that changes a setting of the process (`settings.py`), which is put back,
-    writes into or around its arguments, or returns memory that is not its result's own. Some cases are calls that the
-    reference refuses: they pass if the call, by whomever it is answered, raises that error.
+    Each case runs twice, some three times, its memory poisoned before, so that unwritten outputs and chance show. A call
+    that a kernel refuses before it runs is counted as refused, with its reason; it neither passes nor fails (`strict`: it
+    fails). A kernel that raises on a call it accepted fails, as does one that changes a setting of the process
+    (`settings.py`), which is put back, writes into or around its arguments, or returns memory that is not its result's own.
+    Some cases are calls that the reference refuses: they pass if the call, by whomever it is answered, raises that error.
     `known_failures`: reasons by (op, case id), or a file of them
     (`read_known_failures`): such a case counts as known if it fails, and fails if it passes.
 
@@ -67,8 +67,8 @@ def verify(
     all else in one, so that it finds the memory. A case whose process dies, or has no result after `timeout` seconds, fails.
     0: everything runs in this process, without a limit of time; a kernel may end it, though not by Python's `os._exit`.
     `commit` is what the record names (None: what git says). `on_progress(op, done, cases)` is called as
-    work proceeds. Raises ValueError for unknown names, a known failure that no case of this run has, and a contract that an
-    op does not have, RuntimeError for a backend that cannot be loaded.
+    work proceeds. Raises ValueError for unknown names, a file that cannot be read and a known failure that no case of this
+    run has, RuntimeError for a backend that cannot be loaded.
     """
     if level not in LEVELS:
         raise ValueError(f"level={level!r}: expected one of {LEVELS}")
@@ -80,7 +80,6 @@ def verify(
     for op in chosen:
         if op not in OPS or op not in offered:
             raise ValueError(f"op={op!r}: expected one of {', '.join(op for op in OPS if op in offered)}")
-        _contract(op, backend)
     check_number("workers", workers, 0)
     check_number("timeout", timeout, FLOAT_SMALLEST, expected="seconds > 0")
     check_device(device)
@@ -207,13 +206,13 @@ def _compared(case, backend, subject, args, kwargs, expected, promised, device) 
         return refused, None, ""
     if case.repeats > 1:
         return None, *_run_repeated(case, subject, args, kwargs, to_device(expected, device))
-    return None, *_run_twice(case, subject, args, kwargs, expected, promised, lent, device)
+    return None, *_run_again(case, subject, args, kwargs, expected, promised, lent, device)
 
 
 def _refusal(op: str, subject: tuple[str, ...], args: tuple, kwargs: dict) -> str | None:
     with mxref.use(*subject), settings_kept("asking whether it takes the call"):
         reasons = mxref.explain_dispatch(op, *args, **kwargs).refusals
-    return "; ".join(why or "no reason given" for _, why in reasons) or None
+    return "; ".join(why for _, why in reasons) or None
 
 
 def _leaves(op: str, subject: tuple[str, ...], args: tuple, kwargs: dict) -> bool:
@@ -268,11 +267,11 @@ def _exit_raises() -> Iterator[None]:
         os._exit = leave
 
 
-def _run_twice(case, subject, args, kwargs, expected, promised, lent, device) -> tuple[str | None, str]:
+def _run_again(case, subject, args, kwargs, expected, promised, lent, device) -> tuple[str | None, str]:
     """(what differs, the first block that does)."""
     memory = [_memory(x) for x in tensors((args, kwargs))]
     before, kept = [x.clone() for x in memory], {}
-    for _ in range(2):
+    for _ in range(case.calls):
         poison(device)
         actual = _call(case.op, subject, args, kwargs)
         found = promised(actual, expected, case)
@@ -286,7 +285,7 @@ def _run_twice(case, subject, args, kwargs, expected, promised, lent, device) ->
             return "its result lies in the memory of an argument", ""
         if own.keys() & kept.keys():
             return "its results of two calls lie in the same memory", ""
-        kept = own  # alive, so that its memory is not given out again
+        kept |= own  # alive, so that its memory is not given out again
     return None, ""
 
 
@@ -348,7 +347,7 @@ def _too_large(case: Case, args: tuple, expected: Any, backend: str, device: str
 def _contract(op: str, backend: str) -> Callable[[Any, Any, Case], str | None]:
     """What the backend's kernel for `op` promises."""
     kernel = None if backend == REFERENCE else registry.kernel(op, backend)
-    return contract_of(op, "bitexact" if kernel is None else kernel.contract)
+    return CONTRACTS["bitexact" if kernel is None else kernel.contract]
 
 
 def _command(op: str, id: str, backend: str, device: str) -> str:
@@ -377,10 +376,12 @@ def _each_tensor(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> 
 
 
 def to_device(value: Any, device: str) -> Any:
-    """A copy of the same arguments with every tensor on `device`; strides and alignment are kept, what lies between the
-    elements, before and behind is poison."""
+    """A copy of the same arguments with every tensor on `device`; strides and alignment are kept, and whether it is negated
+    as it is read; what lies between the elements, before and behind is poison."""
 
     def move(x: torch.Tensor) -> torch.Tensor:
+        if x.is_neg():
+            return torch._neg_view(move(torch._neg_view(x)))
         extent = 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride())) if x.numel() else 0
         start = FRAME + x.storage_offset() % FRAME
         memory = inputs.poison(start + extent + FRAME, x.dtype, device)
