@@ -304,7 +304,8 @@ def kernel(op: str, backend: str) -> Kernel | None:
         return None
     source = f"kernel {op}.{backend} ({offer.value}, from {_package(offer)})"
     try:
-        found = offer.load()
+        with use():  # ops that its module calls are the reference's
+            found = offer.load()
     except KeyboardInterrupt:
         raise
     except BaseException as failure:  # a module may ask to exit, or a test in it to be skipped

@@ -352,13 +352,13 @@ KERNEL_FAULTS = (
         EXPERTS,
         """    for i in tl.static_range(TOP_K):
         expert = tl.load(ids_ptr + token * TOP_K + i)
-        present = (expert >= 0) & (expert < experts) & (n < n_size)
-""",
+        term = tl.load(terms_ptr + (token * TOP_K + i) * n_size + n, mask=n < n_size, other=0.0)
+        total += tl.where((expert >= 0) & (expert < experts), term, 0.0)""",
         """    for j in range(experts * TOP_K):
         i = j % TOP_K
         expert = tl.load(ids_ptr + token * TOP_K + i)
-        present = (expert == j // TOP_K) & (n < n_size)
-""",
+        term = tl.load(terms_ptr + (token * TOP_K + i) * n_size + n, mask=n < n_size, other=0.0)
+        total += tl.where(expert == j // TOP_K, term, 0.0)""",
         LAYERS,
         "every_addition",
     ),

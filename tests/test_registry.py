@@ -20,6 +20,7 @@ import mxref
 from mxref.registry import Kernel
 
 CALLS = []
+AT_IMPORT = mxref.functions.exp(torch.zeros(1))  # by the reference, whatever is selected: this module has no kernel yet
 
 def exp(x):
     CALLS.append(x)
