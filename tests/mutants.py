@@ -42,6 +42,7 @@ PRODUCTS = "accel/triton/_products.py"
 CHAINS, CHAIN_LAUNCHES = "accel/triton/_chains.py", "accel/triton/_chain_products.py"
 PLACES, PACKING, LAYOUT = "accel/triton/_places.py", "accel/triton/_packing.py", "accel/triton/to_layout.py"
 ELEMENTWISE = "accel/triton/_elementwise.py"
+GEOMETRY, LAUNCH = "accel/triton/_geometry.py", "accel/triton/_launch.py"
 KERNEL_FAULTS = (
     Fault(
         "ties to even by half up",
@@ -232,6 +233,46 @@ KERNEL_FAULTS = (
         "given = tl.load(pointer + line * 0, mask=inside, other=1.0) if PER_ROW",
         BLOCKS,
         "nvfp4-nvidia-tails-bfloat16-per_row",
+    ),
+    Fault(
+        "amax of a row's first program alone",
+        LAUNCH,
+        "amax_kernel[geometry.programs](",
+        "amax_kernel[(1,)](",
+        BLOCKS,
+        "longer_rows-per_row",
+    ),
+    Fault(
+        "a reciprocal of a tensor scale is Inf",
+        TRITON,
+        "forward = tl.minimum(tl.div_rn(one, given), FLOAT_MAX) if",
+        "forward = tl.div_rn(one, given) if",
+        BLOCKS,
+        "nvfp4-nvidia-specials-tiny",
+    ),
+    Fault(
+        "a strided tensor scale read in a run",
+        GEOMETRY,
+        "scale.expand(self.line_shape).contiguous()",
+        "scale.expand(self.line_shape)",
+        BLOCKS,
+        "per_row_static",
+    ),
+    Fault(
+        "pairs from the word before",
+        GEOMETRY,
+        "even = x.storage_offset() % 2 == 0 and x.data_ptr() % 16 == 0 and",
+        "x = x.as_strided(x.shape, x.stride(), x.storage_offset() // 2 * 2)\n        even =",
+        BLOCKS,
+        "odd_offset",
+    ),
+    Fault(
+        "random words of 16 bits of the index",
+        ELEMENTWISE,
+        "tl.randint4x(seed, index)",
+        "tl.randint4x(seed, index & 0xFFFF)",
+        ELEMENTS,
+        "every_bfloat16",
     ),
     Fault(
         "stored scale by way of the reciprocal",
@@ -671,7 +712,8 @@ def selected(op: str, all_cases) -> list:
             _, recipe, label = case.id.split("-", 2)
             wanted = label in ("tails-bfloat16", "tails-bfloat16-per_row", "specials-float32", "strided_long_rows") or (
                 recipe in ("ocp", "nvidia", "exact", "ocp_even", "ocp_ceil", "ocp_rceil", "ocp_ties_away")
-                and label.startswith(("binades-float32", "scale_turns"))
+                and label.startswith(("binades-float32", "scale_turns", "odd_offset"))
+                or label in ("longer_rows-per_row", "tails-bfloat16-per_row_static", "specials-tiny")
             )
             if wanted and (
                 case.format in ("mxfp4", "mxfp8_e4m3", "nvfp4")
@@ -687,6 +729,8 @@ def selected(op: str, all_cases) -> list:
         elif "every_gate" in case.id:
             if case.format == "mxint8" and case.id.endswith("concatenated-every_gate-bfloat16"):
                 chosen.append(case)
+        elif case.id == "e2m1-stochastic-saturate-every_bfloat16":
+            chosen.append(case)
         elif op in ("exp", "silu") or not any(words in case.id for words in ("every_b", "every_f", "random")):
             chosen.append(case)
     return chosen

@@ -251,7 +251,7 @@ def _quantize_like(op: str) -> Iterator[Case]:
                 yield Case(op, id, format, _short(x.dtype), arguments, level, given.repeats)
         tails = inputs.spread_normal(7, 77, seed=4)
         seeded, longer = _namesakes(block)
-        yield Case(op, f"{format}-longer_blocks", format, "float32", _call(tails, longer))
+        yield Case(op, f"{format}-{block.default_recipe}-longer_blocks", format, "float32", _call(tails, longer))
         for seed in SEEDS:
             arguments = _call(tails, format, recipe=seeded, seed=seed)
             yield Case(op, f"{format}-stochastic-tails-seed_{seed}", format, "float32", arguments)
