@@ -378,7 +378,7 @@ def main() -> int:
     parser.add_argument("--json", help="write the record to this file")
     parser.add_argument("--commit", help="the commit to name in the record (default: ask git)")
     parser.add_argument("--quick", action="store_true", help="time tilings instead")
-    parser.add_argument("--models", default="0,1,2,3,4,5", help="numbers of the models, of 0 to 5")
+    parser.add_argument("--models", default="0,1,2,3,4,5,6", help="numbers of the models, of 0 to 6")
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="numbers of tokens")
     parser.add_argument("--workers", type=int, default=12, help="processes that compile kernels before anything is timed")
     arguments = parser.parse_args()
