@@ -85,7 +85,6 @@ class Activated:
 
 NOTHING = Activated()
 PATTERNS = 1 << 16  # values of a 16-bit type
-TABLE_FROM = 1 << 14  # gates from which on they are looked up
 FEW_ELEMENTS = 1 << 17  # programs of 128 of them are not many for a GPU
 TABLES = 64
 _tables: dict[tuple, torch.Tensor] = {}
@@ -103,13 +102,13 @@ def small_tile(format: BlockFormat, packs: bool, activated: Activated = NOTHING)
     return SMALL_SIX_BITS[0 if packs else 1] if format.element.bits == 6 else SMALL
 
 
-def gate_table(name: str, x: torch.Tensor, alpha: float, limit: float) -> torch.Tensor | None:
+def gate_table(name: str, x: torch.Tensor, alpha: float, limit: float, at_least: int = PATTERNS) -> torch.Tensor | None:
     """What `gate_side` makes of each value of x's 16-bit type, float32 `[65536]`; None where x is better computed, as it is
-    of few values.
+    of fewer values than `at_least`.
 
     A table is made once and kept, since a CUDA graph may refer to it; none is made while one is captured.
     """
-    if x.element_size() != 2 or x.numel() < TABLE_FROM or name in ("none", "relu2"):
+    if x.element_size() != 2 or x.numel() < at_least or name in ("none", "relu2"):
         return None
     key = name, alpha, limit, x.dtype, x.device
     if key not in _tables and len(_tables) < TABLES and not (x.is_cuda and torch.cuda.is_current_stream_capturing()):

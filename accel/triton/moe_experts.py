@@ -58,6 +58,7 @@ from mxref.registry import Kernel
 WIDE = torch.float32 if INTERPRETED else torch.bfloat16  # bfloat16 products are wrong in the interpreter
 OPERANDS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 FEW_SLOTS = 64 if INTERPRETED else 512  # up to here programs look for their slots among all
+TABLE_FROM = 1 << 14  # gates from which on they are looked up
 ROW_MULTIPLE = 256  # of an operand row's length: whole runs of blocks
 FLOAT_BITS, OPERAND_BITS = 24, 8  # significands of float32 and bfloat16
 SPLIT = ELEMENT_FORMATS["e4m3"]  # whose dots are exact once integer parts and rests are apart
@@ -275,7 +276,7 @@ def quantize_rows(
     gated = activation is not None and ACTIVATIONS[activation].gated
     quantize_rows_kernel[(count,)](
         memory(x), values, scales, stored, safe, scale if source == "given" else stored, ids,
-        stored if router is None else router, gate_table(name, x, alpha, limit), alpha, limit, experts,
+        stored if router is None else router, gate_table(name, x, alpha, limit, TABLE_FROM), alpha, limit, experts,
         x.stride(0), length, width, count * width, BLOCKS=blocks, SIZE=size, ROWS_A_SOURCE=rows_a_source,
         WEIGHTED=router is not None, ACTIVATION=name, GATED=gated, INTERLEAVED=gated and gate_up == "interleaved",
         STORED=STORED[x.dtype], PLACES=places,
