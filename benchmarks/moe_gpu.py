@@ -97,6 +97,8 @@ def random_weights(rows: tuple[int, ...], length: int, format: str, generator: t
     block = block_format(format)
     shape = (*rows, length * block.element.bits // 8)
     packed = torch.randint(0, 256, shape, dtype=torch.uint8, device="cuda", generator=generator)
+    if block.element.bits == 8 and block.element.kind == "float":
+        packed &= 0b10111111  # without the highest bit of the exponent no code is NaN
     middle = block.scale.positive.index(1.0)
     shape = (*rows, length // block.block_size)
     scales = torch.randint(middle - 6, middle + 2, shape, dtype=torch.uint8, device="cuda", generator=generator)

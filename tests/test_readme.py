@@ -94,10 +94,14 @@ def conformance_sentence(record: dict) -> str:
 
 
 def experts_table(record: dict) -> str:
-    """Milliseconds of a layer by tokens, and those of the alternatives."""
+    """Milliseconds of a layer by tokens, and of the alternatives: all of the first two kinds, of others that of decoding first."""
     tokens = list(dict.fromkeys(row["tokens"] for row in record["rows"]))
     lines = ["| ms by tokens | " + " | ".join(map(str, tokens)) + " |", "|---|" + "--:|" * len(tokens)]
-    for key in dict.fromkeys((r["model"], r["weights"], r["activations"], r["by"]) for r in record["rows"]):
+    keys = list(dict.fromkeys((r["model"], r["weights"], r["activations"], r["by"]) for r in record["rows"]))
+    in_full = list(dict.fromkeys(key[:3] for key in keys))[:2]
+    for key in keys:
+        if key[:3] not in in_full and key[3] not in ("mxref", "dequantize + grouped"):
+            continue
         rows = [r for r in record["rows"] if (r["model"], r["weights"], r["activations"], r["by"]) == key]
         ms = {r["tokens"]: f"{r['ms']:.3g}" for r in rows if "failed" not in r}
         model, weights, activations, by = key
