@@ -8,11 +8,12 @@ Cases of all ops take turns, in a random order that is the same each time, until
 
 import argparse
 import random
+import sys
 import time
 from collections import Counter
 
 import torch
-from tqdm import tqdm
+from rich.progress import track
 
 import mxref
 from mxref import registry
@@ -39,7 +40,7 @@ def main() -> None:
     arguments = parser.parse_args()
     chosen, ran = in_turns(arguments.ops.split(",")), Counter()
     end = time.monotonic() + arguments.seconds
-    for case in tqdm(chosen, disable=None):
+    for case in track(chosen, description="cases", disable=not sys.stderr.isatty()):
         if time.monotonic() > end:
             break
         args, kwargs = to_device(case.arguments(), arguments.device)

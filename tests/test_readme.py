@@ -94,7 +94,7 @@ def conformance_sentence(record: dict) -> str:
 
 
 def experts_table(record: dict) -> str:
-    """Milliseconds of a layer by tokens, and of the alternatives: all of the first two kinds, of others that of decoding first."""
+    """Milliseconds of a layer by tokens, beside every alternative for the first two kinds, beside decoding first else."""
     tokens = list(dict.fromkeys(row["tokens"] for row in record["rows"]))
     lines = ["| ms by tokens | " + " | ".join(map(str, tokens)) + " |", "|---|" + "--:|" * len(tokens)]
     keys = list(dict.fromkeys((r["model"], r["weights"], r["activations"], r["by"]) for r in record["rows"]))
