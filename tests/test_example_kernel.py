@@ -29,7 +29,7 @@ def test_the_example_package_offers_a_kernel_that_passes(tmp_path):
     listed = json.loads(run(python, "-m", "mxref", "kernels", "--json", "-").stdout)
     assert [row["op"] for row in listed if row["backend"] == "example"] == ["relu2"]
     verified = json.loads(run(python, "-m", "mxref", "verify", "example", "--json", "-").stdout)
-    assert (verified["passed"], verified["failed"], verified["refused"]) == (6, 0, 1)
+    assert (verified["passed"], verified["failed"], verified["refused"]) == (10, 0, 2)
     assert [row["reasons"] for row in verified["rows"] if row["refused"]] == [["x is not contiguous"]]
     script = (
         "import torch, mxref\n"

@@ -83,7 +83,7 @@ def test_a_kernel_that_changes_a_setting_has_failed_and_the_next_case_runs(name,
     offer(rude)
     report = verify("rude", ops=["relu2"])
     (failed,) = [outcome for outcome in report.outcomes if outcome.failure]
-    assert failed.id == "empty" and report.passed == 4 and settings() == before
+    assert failed.id == "empty" and report.passed == 8 and settings() == before
     said = failed.failure
     _, _, changed = said.difference.partition("it changed settings of the process, which a kernel has to leave: ")
     assert changed.startswith(name) and not any(other in changed for other in SETTINGS if other != name)
