@@ -83,7 +83,7 @@ from mxref.registry import Kernel
 def {op}(x{arguments}):
     with mxref.use():
         y = mxref.{call}
-    y[..., -1:] += {error}
+    y.flatten()[-1:] += {error}
     return y
 
 
