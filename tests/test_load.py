@@ -895,6 +895,34 @@ def test_layers_of_multi_token_prediction_that_the_config_announces_are_left_out
         load(folder)
 
 
+LEFT_OUT = {  # of a config, since it is its class's default
+    "num_key_value_heads": ("mixtral", {"num_key_value_heads": 8, "num_attention_heads": 16, "head_dim": 8}),
+    "moe_intermediate_size": ("qwen3moe", {"moe_intermediate_size": 768}),
+}
+
+
+@pytest.mark.parametrize("key", LEFT_OUT)
+def test_a_default_that_the_config_leaves_out_is_no_fault(key, tmp_path):
+    kind, sizes = LEFT_OUT[key]
+    tiny_model(kind, num_hidden_layers=1, **sizes).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config[key]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert inspect_checkpoint(tmp_path).findings == ()
+    assert_same_bits(logits(load(tmp_path), IDS), logits(AutoModelForCausalLM.from_pretrained(tmp_path), IDS))
+
+
+def test_a_weight_that_is_left_out_need_not_be_quantized(kept, tmp_path):
+    folder = copy(kept, tmp_path / "c")
+    tensors = load_file(folder / "model.safetensors")
+    save_file(
+        tensors | {"model.layers.1.eh_proj.weight": torch.ones(128, 128)}, folder / "model.safetensors", {"format": "pt"}
+    )
+    with pytest.raises(CheckpointError, match=r"not quantized: model\.layers\.1\.eh_proj\.weight"):
+        load(folder)
+    assert_same_bits(logits(load(folder, ignore=["*.eh_proj"]), IDS), logits(load(kept), IDS))
+
+
 def test_an_evaluation_can_leave_tensors_out(tmp_path):
     from typer.testing import CliRunner
 

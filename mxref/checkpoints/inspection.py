@@ -593,18 +593,19 @@ def miscounted(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _sizes(config: object) -> dict[str, int]:
-    """The letters of shapes; 0 where the config does not say."""
+    """The letters of shapes; 0 where the config does not say, and its type may have a default of its own."""
     hidden, heads = _counted(config, "hidden_size"), _counted(config, "num_attention_heads")
-    head = _counted(config, "head_dim")
-    if not head and heads and get(config, "model_type") in ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe"):
-        head = hidden // heads  # others have a default of their own
-    of_expert = _counted(config, "moe_intermediate_size", "intermediate_size")
+    head, kind = _counted(config, "head_dim"), get(config, "model_type")
+    if not head and heads and kind in ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe"):
+        head = hidden // heads
+    pairs = _counted(config, "num_key_value_heads", *(("num_attention_heads",) if kind == "llama" else ()))
+    of_expert = _counted(config, "intermediate_size" if kind in ("mixtral", "gpt_oss") else "moe_intermediate_size")
     return {
         "H": hidden,
         "A": heads,
         "D": head,
         "Q": heads * head,
-        "K": _counted(config, "num_key_value_heads", "num_attention_heads") * head,
+        "K": pairs * head,
         "I": _counted(config, "intermediate_size"),
         "M": of_expert,
         "2M": 2 * of_expert,

@@ -138,8 +138,8 @@ def load(
     if checkpoint.contradicted and not dequantized:
         raise CheckpointError(f"{path}: {checkpoint.contradicted}, which leaves open how inputs are quantized")
     missing = (finding for finding in incomplete(checkpoint) if finding.what == "missing")
-    shapes = (finding for finding in misshapen(checkpoint) if not left_out.find(finding.name))
-    for finding in (*promised(checkpoint), *miscounted(checkpoint), *missing, *shapes):  # before any of it is built
+    of_tensors = (f for f in (*promised(checkpoint), *misshapen(checkpoint)) if not left_out.find(f.name))
+    for finding in (*miscounted(checkpoint), *missing, *of_tensors):  # before any of it is built
         raise CheckpointError(f"{path}: {finding.what}: {finding.name}: {finding.detail}")
     if checkpoint.declared.unread and not dequantized:
         said = checkpoint.declared.unread[0]
