@@ -287,10 +287,14 @@ LAYERS_BY = {
 }
 
 
+def _joined(*formats: str) -> str:
+    """The formats of a product's operands, each once; one that is in none is called so."""
+    return " ".join(dict.fromkeys("unquantized" if name in ("None", "bfloat16") else name for name in formats))
+
+
 def _experts(data: dict, run: Run) -> Iterator[Row]:
     """`moe_gpu.py`: a layer is held against a copy of the packed weights that it meets; its size is its tokens."""
     for row in data["rows"]:
-        formats = (row["weights"], row["activations"])
         values = {"experts_met": row["experts"], "moved_bytes": row["packed_bytes"]}
         values |= {"peak_bytes": row.get("peak_bytes"), "cosine": row.get("cosine")}
         left_out = f"{row['not_counted']} not counted" if "not_counted" in row else ""
@@ -298,7 +302,7 @@ def _experts(data: dict, run: Run) -> Iterator[Row]:
             values |= {"ms": row["ms"], "ceiling": COPY, "ceiling_ms": row["of_a_copy"] * row["ms"]}
             values["flops"] = round(row["tflops"] * row["ms"] * 1e9)
         yield Row(
-            run, SPEED, "moe_experts", " ".join(dict.fromkeys(formats)), data["dtype"],
+            run, SPEED, "moe_experts", _joined(row["weights"], row["activations"]), data["dtype"],
             LAYERS_BY.get(row["by"], row["by"]), size=(row["tokens"],), detail=row["model"],
             note=row.get("failed", left_out), values=_known(values),
         )  # fmt: skip
@@ -368,9 +372,7 @@ def _conformance(data: dict, run: Run) -> Iterator[Row]:
         if total != data.get(count, 0):
             raise RecordError(f"{run.record}: {data.get(count, 0)} {count} in all, but {total} in its rows")
     for row in data["rows"]:
-        format = " ".join(
-            dict.fromkeys((row["format"] or "-").split())
-        )  # a product of one format names it once, as speeds do
+        format = _joined(*(row["format"] or "-").split())
         yield Row(
             run, CONFORMANCE, row["op"], format, row["dtype"], f"mxref {data['backend']}",
             detail=f"level {data['level']}", note="; ".join([*row["reasons"], *row.get("known_reasons", ())]),

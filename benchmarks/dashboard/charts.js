@@ -43,6 +43,13 @@ function widthOf(parent) {
   return Math.max(240, Math.round((columns[0] || parent.clientWidth || 400) - 28));
 }
 
+/** A text, cut where it is wider than `width`; all of it is in the bar's title and in the table. */
+function shortened(text, width) {
+  if (textWidth(text, 12, 600) <= width) return text;
+  const kept = Math.floor((text.length * width) / textWidth(`${text}…`, 12, 600));
+  return `${text.slice(0, kept - 1)}…`;
+}
+
 /**
  * Bars from zero, or from one on a logarithmic scale; each with a mark for its ceiling where it has one, and marked where
  * conformance has more to say than that all passed. `head`: what the numbers at the right are; `rest`: rows without a bar.
@@ -52,7 +59,8 @@ function barChart(parent, title, bars, { logarithmic = false, below = "", head =
   const width = widthOf(parent);
   const [labels, texts] = [bars.map((bar) => named(bar.row) + markOf(bar.row)), bars.map((bar) => bar.text)];
   const longest = Math.max(...labels.map((label) => textWidth(label)));
-  const [over, right] = [longest > 0.42 * width, Math.max(...texts.map((text) => textWidth(text))) + 8];
+  const beyond = bars.filter((bar) => bar.value !== null).map((bar) => textWidth(bar.text));
+  const [over, right] = [longest > 0.42 * width, Math.max(0, ...beyond) + 8];
   const [left, step, top] = [over ? 2 : longest + 8, over ? 38 : 22, head ? 20 : 4];
   const beside = (i) => bars[i].value === null && textWidth(labels[i]) + textWidth(texts[i], 12, 600) + 10 < width; // on one line
   const steps = bars.map((_, i) => (beside(i) ? 22 : step));
@@ -84,7 +92,7 @@ function barChart(parent, title, bars, { logarithmic = false, below = "", head =
     if (markOf(bar.row)) add(label, "tspan", { class: classOf(bar.row) }, markOf(bar.row));
     const nothing = failed(bar.row) ? "failed" : "quiet";
     const end = { x: width, y: y + 13, "text-anchor": "end" };
-    if (bar.value === null) return void add(group, "text", { ...end, class: nothing }, bar.text);
+    if (bar.value === null) return void add(group, "text", { ...end, class: nothing }, shortened(bar.text, width));
     const [from, to] = logarithmic ? [at(1), at(bar.value)].sort((a, b) => a - b) : [left, at(bar.value)];
     const colour = isHollow(bar.row) ? `${colourOf(bar.row)} hollow` : colourOf(bar.row);
     add(group, "rect", { class: colour, x: from, y: y + 2, width: Math.max(1.5, to - from), height: 13, rx: 2 });
