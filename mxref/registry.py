@@ -426,14 +426,15 @@ class AskingFailed(RuntimeError):
 
 
 def _ask(kernel: Kernel, what: str, *args, **kwargs) -> str | None:
-    asked = f"kernel {kernel.op}.{kernel.backend}: {what}"
     try:
         answer = getattr(kernel, what)(*args, **kwargs)
     except Exception as problem:
-        raise AskingFailed(f"{asked} raises {type(problem).__name__}: {problem}") from problem
-    if answer is not None and not (isinstance(answer, str) and answer):
-        raise AskingFailed(f"{asked} returns {answer!r}: expected None or a sentence that says why not")
-    return answer
+        said, cause = f"raises {type(problem).__name__}: {problem}", problem
+    else:
+        if answer is None or (isinstance(answer, str) and answer):
+            return answer
+        said, cause = f"returns {answer!r}: expected None or a sentence that says why not", None
+    raise AskingFailed(f"kernel {kernel.op}.{kernel.backend}: {what} {said}") from cause
 
 
 def _no_kernel(name: str, refusals: list[tuple[str, str]], strict: bool) -> None:
