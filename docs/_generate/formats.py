@@ -494,8 +494,8 @@ def stored_specials_text(element: ElementFormat) -> str:
     return (
         "an element whose code is NaN decodes to NaN, whatever its sign bit and its scale; its neighbours keep their "
         f"values.{inf} Only a NaN *scale* makes the whole block NaN. In a product every output that a NaN element takes "
-        f"part in is NaN. The NaN that comes out is always the canonical one, `0x{_canonical_nan(element):08X}` in float32. With "
-        "the default recipe `quantize` writes no such code: a NaN in its input becomes a NaN scale."
+        f"part in is NaN. The NaN that comes out is always the canonical one, `0x{_canonical_nan(element):08X}` in float32. "
+        "With the default recipe `quantize` writes no such code: a NaN in its input becomes a NaN scale."
     )
 
 
