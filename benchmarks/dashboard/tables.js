@@ -27,17 +27,22 @@ const TIMED = indexed(
   judgedBy,
 );
 
-/** The speeds of what a row of conformance is about, on the same machine. */
+/** The speeds of what a row of conformance is about, on the same machine; and what many of them have in common. */
 function speedsOf(rows) {
   const [c] = rows;
-  const told = (TIMED.get(JSON.stringify(judgedBy(c))) || []).map((r) => {
+  const timed = TIMED.get(JSON.stringify(judgedBy(c))) || [];
+  const told = timed.map((r) => {
     if (failed(r)) return `no speed is shown: ${r.standing.words}`;
     const number = ofCeiling(r)
       ? `${shareOf(r)} of ${r.values.ceiling}`
       : written(measured(r, "throughput"), unitFor("throughput", r));
-    return `${[r.op === c.op ? "" : r.op, r.dtype, r.size].filter(Boolean).join(" ")}: ${number}`;
+    return `${[r.op === c.op ? "" : r.op, r.dtype, r.size, r.detail].filter(Boolean).join(" ")}: ${number}`;
   });
-  return [...new Set(told)];
+  const shares = timed.filter(ofCeiling).sort((a, b) => ofCeiling(a) - ofCeiling(b));
+  const ceilings = [...new Set(shares.map((r) => r.values.ceiling))];
+  const range = shares.length ? `: ${shareOf(shares[0])} to ${shareOf(shares.at(-1))} of ${ceilings.join(" or ")}` : "";
+  const lines = [...new Set(told)];
+  return { lines, summary: `${lines.length} speeds${range}` };
 }
 
 function columnsOf(rows) {
@@ -176,7 +181,7 @@ function drawMatrix(rows) {
     add(add(table, "caption"), "span", {}, title);
     const header = add(add(table, "thead"), "tr");
     const groups = grouped(record, (row) => [row.op, row.format]);
-    const timed = groups.some((group) => speedsOf(group).length);
+    const timed = groups.some((group) => speedsOf(group).lines.length);
     const refusing = record.some((row) => row.note);
     const last = [...(timed ? ["speed"] : []), ...(refusing ? ["why refused"] : [])];
     for (const name of ["op", "format", ...dtypes, ...last]) add(header, "th", { scope: "col" }, name);
@@ -191,12 +196,20 @@ function drawMatrix(rows) {
         if (row) outcomes(cell, row);
       }
       const cell = timed ? add(tr, "td", { class: "cell speed" }) : null;
-      for (const speed of timed ? speedsOf(group) : []) add(cell, "span", {}, speed);
+      if (timed) addSpeeds(cell, speedsOf(group));
       const reasons = refusing ? add(tr, "td", { class: "cell why" }) : null;
       const why = new Set(group.flatMap((row) => row.note.split("; ").filter(Boolean)));
       for (const reason of refusing ? why : []) add(reasons, "small", {}, reason);
     }
   }
+}
+
+const FEW_SPEEDS = 4; // of a cell; more are folded
+
+function addSpeeds(cell, { lines, summary }) {
+  const parent = lines.length > FEW_SPEEDS ? add(cell, "details") : cell;
+  if (parent !== cell) add(parent, "summary", {}, summary);
+  for (const line of lines) add(parent, "span", {}, line);
 }
 
 function outcomes(cell, row) {
