@@ -529,8 +529,8 @@ def _rotated(format: str, rows: int, seed: int) -> BlockTensor:
 
 
 def _whole_tiles(a_format: str, b_format: str, apart: int) -> tuple[tuple, dict]:
-    """Many rows and a K of whole tiles. Scales of a row are up to twice `apart` codes apart; one block of a is NaN, and one of
-    its rows has a scale far from others."""
+    """Many rows and a K of whole tiles. Scales of a row are up to twice `apart` codes apart; one block of a is NaN, and one
+    row of it has a scale far from the others."""
     a, b = _extremes(a_format, 459, 512, 79, apart), _extremes(b_format, 330, 512, 80, apart)
     scales = a.scales.clone()
     scales[7, 3], scales[200, 5] = a.format.scale.nan_code, a.format.scale.positive.index(1.0) - 52
