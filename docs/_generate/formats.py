@@ -40,7 +40,7 @@ def element_page(element: ElementFormat) -> str:
         parts += ["## Midpoints and ties", _ties_text(element), midpoints(element)]
         parts += ["## Relative spacing", spacing(element), _spacing_text(element)]
     parts += ["## Special inputs and codes", special_inputs(element), special_codes(element)]
-    if element.specials != "none":
+    if element.specials != "none" and not element.is_power_of_two:  # those are of scales alone
         parts.append(f"In a block: {stored_specials_text(element)}")
     parts += ["## Used by", _users(element)]
     return "\n\n".join(parts) + "\n"
