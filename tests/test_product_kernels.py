@@ -65,7 +65,7 @@ IN_ORDER = torch.tensor([*range(0, 32, 2), *range(1, 32, 2)])  # how a block's e
 
 
 def folded(codes, scales):
-    # (values times powers, float64; which rows have a flag), a row at a time: what rows share must not hide one
+    # values times powers, float64, and the flags
     q = BlockTensor.from_codes(codes.to(torch.uint8), scales.to(torch.uint8), None, FORMAT, RECIPE)
     operand = _Operand.of(q.to("{device}"))
     flags = operand.no_flags()

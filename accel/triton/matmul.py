@@ -25,6 +25,7 @@ from accel.triton._geometry import INTERPRETED, Geometry
 from accel.triton._launch import (
     DEVICES,
     DTYPES,
+    EXACT,
     STORED,
     decode_blocks,
     element_refusal,
@@ -345,14 +346,14 @@ class _Operand:
         out = torch.empty((self.rows, self.length), dtype=torch.float8_e5m2, device=self.codes.device)
         powers = torch.empty(self.rows, dtype=torch.float32, device=self.codes.device)
         aligned = self.codes.data_ptr() % 16 == 0 and self.codes.stride(0) % 4 == 0
-        codes = (self.codes if aligned else self.codes.contiguous().clone()).view(torch.int32)
+        codes = (self.codes if aligned else self.codes.clone(memory_format=torch.contiguous_format)).view(torch.int32)
         lowest, _ = scale_range(self.format, 32)
         k_blocks = self.length // 32
         fold_float8_kernel[(self.rows,)](
             codes, self.scales, out.view(torch.int32), powers, flags, k_blocks, codes.stride(0), self.scales.stride(0),
             BLOCKS=min(256, triton.next_power_of_2(k_blocks)), LOWEST_SCALE=ceil(log2(lowest)) + 127,
             HIGHEST_SCALE=int(log2(FLOAT8_HIGHEST)) + 127, SCALE_NAN=scale_constants(self.format)["SCALE_NAN"],
-            **_options_of(4),
+            **EXACT,
         )  # fmt: skip
         return _Folded(out, powers)
 
@@ -377,10 +378,6 @@ class _End:
 
 def _programs(out: torch.Tensor, m: int, n: int) -> tuple[int]:
     return (triton.cdiv(out.numel() // out.shape[-1], m) * triton.cdiv(out.shape[-1], n),)
-
-
-def _options_of(warps: int) -> dict:
-    return {} if INTERPRETED else {"num_warps": warps, "enable_fp_fusion": False}
 
 
 def _options(path: Fused | Folded) -> dict:

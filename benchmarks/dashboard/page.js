@@ -26,8 +26,7 @@ function render() {
     drawSweep(rows);
   }
   if (state.show === "conformance") drawMatrix(rows);
-  const past = state.show === "other" ? [] : drawHistory(machines);
-  const gone = past.filter((machine) => !machines.includes(machine));
+  const gone = state.show === "other" ? [] : drawHistory(machines);
   const all = [...machines, ...gone.map((machine) => `${machine} (in the history alone)`)];
   $("machines").hidden = all.length < 2;
   $("machines").textContent =

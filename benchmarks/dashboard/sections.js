@@ -155,7 +155,7 @@ function drawLines(parent, title, places, lines, placeOf, rest = []) {
   lineChart(parent, title, places, series, unit, rest);
 }
 
-/** Draws it, and returns its machines. */
+/** Draws it, and returns those of its machines that are not among `machines`. */
 function drawHistory(machines) {
   const note = ["Each point is a committed version of a record, in the order of commits."];
   if (data.missing) note.push(`There is nothing to draw: ${data.missing}.`);
@@ -168,7 +168,7 @@ function drawHistory(machines) {
   if (gone.length) note.push(`In the history alone, since no record of today is of it: ${gone.join("; ")}.`);
   $("history-note").textContent = note.join(" ");
   drawAll("history", charts, data.missing ? "" : "Nothing here has been measured at two commits.");
-  return drawn;
+  return gone;
 }
 
 const commitOf = (version) =>
