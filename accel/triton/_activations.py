@@ -8,7 +8,7 @@ import struct
 import triton
 import triton.language as tl
 
-from accel.triton._tiles import bits_of, float_of, narrow, narrow_or_nan, widen
+from accel.triton._tiles import INTERPRETED, bits_of, float_of, narrow, narrow_or_nan, widen
 
 
 def _constant(bits: int) -> tl.constexpr:
@@ -18,37 +18,61 @@ def _constant(bits: int) -> tl.constexpr:
 LOG2_E, MINUS_LN2_HIGH, LN2_LOW = _constant(0x3FB8AA3B), _constant(0xBF318000), _constant(0xB95E8083)
 P4, P3, P2 = _constant(0x3AB52914), _constant(0x3C091CB6), _constant(0x3D2AAC55)
 P1, P0 = _constant(0x3E2AAA49), _constant(0x3EFFFFFE)
+BELOW_ONE, ABOVE_HALF = _constant(0x3F7FFFFF), _constant(0x3F000001)
+ROUNDER = tl.constexpr(12582912.0 + 64.0)  # among numbers as large no fraction is left; the last bits of its pattern are 64
 
 
 @triton.jit
-def reduced(z):
-    """(y, k) with exp(z) = y * 2^k, for -104 <= z <= 89."""
-    n = tl.floor(z * LOG2_E + 0.5)
+def reduced(z, n):
+    """y with exp(z) = y * 2^n, of n = floor(z * LOG2_E + 0.5)."""
     r = tl.fma(n, tl.full(n.shape, MINUS_LN2_HIGH, tl.float32), z) - n * LN2_LOW  # the product is exact
     p = r * P4 + P3
     p = p * r + P2
     p = p * r + P1
     p = p * r + P0
-    return ((r * r) * p + r) + 1.0, n.to(tl.int32)
+    return ((r * r) * p + r) + 1.0
 
 
 @triton.jit
 def exp(x):
     z = tl.where(x < -104.0, -104.0, x)
     z = tl.where(z > 89.0, 89.0, z)
-    y, k = reduced(tl.where(x != x, 0.0, z))
+    z = tl.where(x != x, 0.0, z)
+    n = tl.floor(z * LOG2_E + 0.5)
+    y, k = reduced(z, n), n.to(tl.int32)
     half = k >> 1
     y = y * float_of((half + 127) << 23) * float_of((k - half + 127) << 23)
     return tl.where(x != x, x, y)
 
 
 @triton.jit
+def quotient_by_sum(numerator, e):
+    """numerator / (1 + e) as `tl.div_rn` gives it, for numerators 1 and e, 0 <= e <= 1: without a branch for quotients that
+    underflow, since where they do, the sum is 1. Any reciprocal less than two units in the last place from the nearest
+    leads there, as all of e and all such reciprocals show, once none is 1/2 for another sum than 2."""
+    sum = 1.0 + e
+    if INTERPRETED:
+        return tl.div_rn(numerator, sum)
+    else:
+        reciprocal = tl.maximum(1.0 / sum, ABOVE_HALF)
+        quotient = numerator * reciprocal
+        nearer = tl.fma(tl.fma(-sum, reciprocal, 1.0), reciprocal, reciprocal)
+        return tl.fma(tl.fma(-sum, quotient, numerator), nearer, quotient)
+
+
+@triton.jit
 def sigmoid_of_number(x):
     """sigmoid, meaningless for NaN."""
-    y, k = reduced(tl.maximum(-tl.abs(x), -104.0))
-    e = float_of(bits_of(y) + ((k + 64) << 23)) * 2.0**-64  # as in exp, one product rounds; y is in [1/2, 2)
-    one = tl.full(x.shape, 1.0, tl.float32)
-    return tl.div_rn(tl.where(x < 0.0, e, one), 1.0 + e)
+    z = tl.maximum(-tl.abs(x), -104.0)
+    product = z * LOG2_E
+    if INTERPRETED:  # whose fma rounds twice
+        n = tl.floor(product + 0.5)
+        rounded = n + ROUNDER
+    else:  # halves go up, since a little is taken from the product's magnitude, less than its last place
+        rounded = tl.fma(product, tl.full(x.shape, BELOW_ONE, tl.float32), ROUNDER)
+        n = rounded - ROUNDER
+    e = float_of(bits_of(reduced(z, n)) + (bits_of(rounded) << 23)) * 2.0**-64  # one product rounds; y is in [1/2, 2)
+    return quotient_by_sum(tl.where(x < 0.0, e, tl.full(x.shape, 1.0, tl.float32)), e)
 
 
 @triton.jit
