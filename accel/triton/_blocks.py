@@ -5,7 +5,7 @@ import triton.language as tl
 
 from accel.triton._activations import activated, pattern_of
 from accel.triton._packing import load_codes, store_codes
-from accel.triton._places import exists, find, places, run_start
+from accel.triton._places import exists, find, first_block, places, run_start
 from accel.triton._tiles import (
     FLOAT_MAX,
     INF,
@@ -186,6 +186,15 @@ def store_values(pointer, offsets, present, poisoned, nan, value, may_be_nan, NA
 
 
 @triton.jit
+def store_scales(pointer, first, scale, blocks, BLOCKS: tl.constexpr, SIZE: tl.constexpr, PER_THREAD: tl.constexpr):
+    """Store each block's scale by the first thread that has part of it. Threads are laid out for what a compiler sees to be
+    runs of memory: those of a block, as if each stored something, not the blocks, whose numbers `^` hides."""
+    block = (first ^ tl.arange(0, BLOCKS))[:, None]  # `first` is a multiple of BLOCKS
+    thread = tl.arange(0, SIZE // PER_THREAD if SIZE > PER_THREAD else 1)[None, :]
+    tl.store(pointer + (block + thread), scale[:, None].to(tl.uint8), mask=exists(block, blocks) & (thread == 0))
+
+
+@triton.jit
 def encode_kernel(
     x_ptr, up_ptr, table_ptr, out_ptr, scales_ptr, tensor_ptr, stored_ptr, seed, alpha, limit,
     blocks, k_blocks, row_blocks, k_size, rows, x_matrix, x_k, x_row, out_size, out_matrix, out_k, out_row,
@@ -203,7 +212,8 @@ def encode_kernel(
 ):  # fmt: skip
     """Quantize blocks: packed codes and scales out (`CODES_OUT`), or the values that they decode to. `PER_THREAD`:
     how many elements a thread has."""
-    block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
+    start = first_block(k_blocks, BLOCKS, RUN)
+    block = start + tl.arange(0, BLOCKS)
     inside = exists(block, blocks)
     x = load_values(
         x_ptr, up_ptr, table_ptr, block, blocks, k_blocks, row_blocks, k_size, rows, x_matrix, x_k, x_row, alpha, limit,
@@ -312,10 +322,13 @@ def encode_kernel(
         if ZERO_SCALE > 0:
             scale = tl.where(amax == 0, ZERO_SCALE, scale)
         scale = tl.where(poisoned, SCALE_NAN, scale)
-        tl.store(scales_ptr + block, scale.to(tl.uint8), mask=inside)
+        if PER_THREAD >= 16:
+            tl.store(scales_ptr + block, scale.to(tl.uint8), mask=inside)
+        else:
+            store_scales(scales_ptr, start, scale, blocks, BLOCKS, ROWS * SIZE, PER_THREAD)
         store_codes(
             out_ptr, code, sign, poisoned, block, blocks, k_blocks, row_blocks, out_size, rows, out_matrix, out_k, out_row,
-            BLOCKS, ROWS, SIZE, WHOLE, RUN_OUT, ROWS_FIRST, PER_THREAD >= 16, PER_THREAD > 16, BITS,
+            BLOCKS, ROWS, SIZE, WHOLE, RUN_OUT, ROWS_FIRST, PER_THREAD, BITS,
         )  # fmt: skip
     else:
         offsets, present = places(

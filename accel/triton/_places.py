@@ -31,10 +31,19 @@ def find(block, k_blocks, row_blocks, ROWS_FIRST: tl.constexpr):
 
 
 @triton.jit
+def first_block(k_blocks, BLOCKS: tl.constexpr, RUN: tl.constexpr):
+    """The number of a program's first block. Programs have one number, or two for a `row`: place along K, line."""
+    first = tl.program_id(0) * BLOCKS
+    return first + tl.program_id(1) * k_blocks if RUN == "row" else first
+
+
+@triton.jit
 def run_start(k_blocks, stride_matrix, BLOCKS: tl.constexpr, SIZE: tl.constexpr, RUN: tl.constexpr):
     """Where a program's run of memory starts. `SIZE`: what is stored of a block."""
     first = tl.program_id(0) * BLOCKS
-    if RUN == "line":
+    if RUN == "row":
+        return tl.program_id(1).to(tl.int64) * stride_matrix + first * SIZE
+    elif RUN == "line":
         line = first // k_blocks
         return line.to(tl.int64) * stride_matrix + (first - line * k_blocks) * SIZE
     else:
@@ -47,7 +56,8 @@ def places(block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix, str
            RUN: tl.constexpr, ROWS_FIRST: tl.constexpr):  # fmt: skip
     """Offsets `[BLOCKS, ROWS * SIZE]` of what is stored of each block, and whether it is there: along K, `SIZE` of every
     `STEP`-th, from `FIRST`, of `k_size` in all. `WHOLE`: every block is there. `RUN`: what is one run of memory: `all`
-    blocks, those of each `line` along K, of which a program's are part of one, or `none`."""
+    blocks, those of each `line` along K, of which a program's are part of one, the same found without dividing (`row`), or
+    `none`."""
     unit = tl.arange(0, ROWS * SIZE)
     present = exists(block, blocks)[:, None]
     if RUN != "none":
