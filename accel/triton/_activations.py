@@ -8,7 +8,7 @@ import struct
 import triton
 import triton.language as tl
 
-from accel.triton._tiles import INTERPRETED, bits_of, float_of, narrow, narrow_or_nan, widen
+from accel.triton._tiles import bits_of, float_of, fused, narrow, narrow_or_nan, negative, widen
 
 
 def _constant(bits: int) -> tl.constexpr:
@@ -18,7 +18,8 @@ def _constant(bits: int) -> tl.constexpr:
 LOG2_E, MINUS_LN2_HIGH, LN2_LOW = _constant(0x3FB8AA3B), _constant(0xBF318000), _constant(0xB95E8083)
 P4, P3, P2 = _constant(0x3AB52914), _constant(0x3C091CB6), _constant(0x3D2AAC55)
 P1, P0 = _constant(0x3E2AAA49), _constant(0x3EFFFFFE)
-BELOW_ONE, ABOVE_HALF = _constant(0x3F7FFFFF), _constant(0x3F000001)
+BELOW_ONE = _constant(0x3F7FFFFF)
+R2, R1, R0 = _constant(0x3EA57EB3), _constant(0xBFBA2E89), _constant(0x4007C1ED)  # a first reciprocal of 1 to 2
 ROUNDER = tl.constexpr(12582912.0 + 64.0)  # among numbers as large no fraction is left; the last bits of its pattern are 64
 
 
@@ -47,31 +48,25 @@ def exp(x):
 
 @triton.jit
 def quotient_by_sum(numerator, e):
-    """numerator / (1 + e) as `tl.div_rn` gives it, for numerators 1 and e, 0 <= e <= 1: without a branch for quotients that
-    underflow, since where they do, the sum is 1. Any reciprocal less than two units in the last place from the nearest
-    leads there, as all of e and all such reciprocals show, once none is 1/2 for another sum than 2."""
+    """numerator / (1 + e) rounded once, as `tl.div_rn` rounds it, for numerators 1 and e, 0 <= e <= 1: of every such e it was
+    computed both ways. No branch for what underflows: there the sum is 1."""
     sum = 1.0 + e
-    if INTERPRETED:
-        return tl.div_rn(numerator, sum)
-    else:
-        reciprocal = tl.maximum(1.0 / sum, ABOVE_HALF)
-        quotient = numerator * reciprocal
-        nearer = tl.fma(tl.fma(-sum, reciprocal, 1.0), reciprocal, reciprocal)
-        return tl.fma(tl.fma(-sum, quotient, numerator), nearer, quotient)
+    reciprocal = fused(sum, fused(sum, R2, R1), R0)
+    error = fused(negative(sum), reciprocal, 1.0)
+    reciprocal = fused(reciprocal, error, reciprocal)
+    reciprocal = fused(reciprocal, error * error, reciprocal)
+    quotient = numerator * reciprocal
+    return fused(fused(negative(sum), quotient, numerator), reciprocal, quotient)
 
 
 @triton.jit
 def sigmoid_of_number(x):
     """sigmoid, meaningless for NaN."""
-    z = tl.maximum(-tl.abs(x), -104.0)
-    product = z * LOG2_E
-    if INTERPRETED:  # whose fma rounds twice
-        n = tl.floor(product + 0.5)
-        rounded = n + ROUNDER
-    else:  # halves go up, since a little is taken from the product's magnitude, less than its last place
-        rounded = tl.fma(product, tl.full(x.shape, BELOW_ONE, tl.float32), ROUNDER)
-        n = rounded - ROUNDER
-    e = float_of(bits_of(reduced(z, n)) + (bits_of(rounded) << 23)) * 2.0**-64  # one product rounds; y is in [1/2, 2)
+    z = negative(tl.minimum(tl.abs(x), 104.0))
+    # n = floor(z * LOG2_E + 0.5): halves go up, since a little is taken from the product, less than its last place
+    rounded = fused(z * LOG2_E, BELOW_ONE, ROUNDER)
+    y = reduced(z, rounded - ROUNDER)
+    e = float_of(bits_of(y) + (bits_of(rounded) << 23)) * 2.0**-64  # one product rounds; y is in [1/2, 2)
     return quotient_by_sum(tl.where(x < 0.0, e, tl.full(x.shape, 1.0, tl.float32)), e)
 
 

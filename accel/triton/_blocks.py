@@ -5,7 +5,7 @@ import triton.language as tl
 
 from accel.triton._activations import activated, pattern_of
 from accel.triton._packing import load_codes, store_codes
-from accel.triton._places import exists, find, first_block, places, run_start
+from accel.triton._places import at, exists, find, first_block, places, run_start
 from accel.triton._tiles import (
     FLOAT_MAX,
     INF,
@@ -33,27 +33,27 @@ from accel.triton._tiles import (
 
 
 @triton.jit
-def load_words(start, inside, BLOCKS: tl.constexpr, WORDS: tl.constexpr, EIGHT: tl.constexpr):
+def load_words(x_ptr, start, inside, BLOCKS: tl.constexpr, WORDS: tl.constexpr, EIGHT: tl.constexpr):
     """Int32 words `[BLOCKS, WORDS]` of blocks that are a run of memory; `EIGHT`: eight in a row for each thread."""
     if not EIGHT:
         place = tl.arange(0, BLOCKS)[:, None] * WORDS + tl.arange(0, WORDS)[None, :]
-        return tl.load(start + place, mask=inside[:, None], other=0)
+        return tl.load(at(x_ptr, start, place), mask=inside[:, None], other=0)
     unit = tl.arange(0, WORDS // 2)
-    place = start + (tl.arange(0, BLOCKS)[:, None] * WORDS + (unit // 4 * 8 + unit % 4)[None, :])
+    place = x_ptr + start + (tl.arange(0, BLOCKS)[:, None] * WORDS + (unit // 4 * 8 + unit % 4)[None, :])
     low, high = tl.load(place, mask=inside[:, None], other=0), tl.load(place + 4, mask=inside[:, None], other=0)
     both = tl.permute(tl.reshape(tl.join(low, high), (BLOCKS, WORDS // 8, 4, 2)), (0, 1, 3, 2))
     return tl.reshape(both, (BLOCKS, WORDS))
 
 
 @triton.jit
-def load_activated(x_start, up_start, inside, table_ptr, alpha, limit, BLOCKS: tl.constexpr, WORDS: tl.constexpr,
+def load_activated(x_ptr, up_ptr, start, inside, table_ptr, alpha, limit, BLOCKS: tl.constexpr, WORDS: tl.constexpr,
                    FOURS: tl.constexpr, NAME: tl.constexpr, GATED: tl.constexpr):  # fmt: skip
     """Activations `[BLOCKS, words, 2]` of the pairs of blocks that are a run of memory; `FOURS`: of every other four words.
     The first axis of what is loaded lies along memory: so a look-up stays with the threads that have its words."""
     unit = tl.arange(0, WORDS // 2 if FOURS else WORDS)
     place = (unit // 4 * 8 + unit % 4 if FOURS else unit)[:, None] + tl.arange(0, BLOCKS)[None, :] * WORDS
-    word = tl.load(x_start + place, mask=inside[None, :], other=0)
-    up = tl.load(up_start + place, mask=inside[None, :], other=0) if GATED else word
+    word = tl.load(at(x_ptr, start, place), mask=inside[None, :], other=0)
+    up = tl.load(at(up_ptr, start, place), mask=inside[None, :], other=0) if GATED else word
     low, high = float_of(word << 16), float_of(word & -65536)
     low = activated(low, word, float_of(up << 16), table_ptr, alpha, limit, NAME, GATED, tl.int16)
     high = activated(high, word >> 16, float_of(up & -65536), table_ptr, alpha, limit, NAME, GATED, tl.int16)
@@ -75,16 +75,15 @@ def load_values(
         eight: tl.constexpr = SIXTEEN and words >= 8
         start, inside = run_start(k_blocks, stride_matrix, BLOCKS, words, RUN), exists(block, blocks)
         if plain:
-            word = load_words(x_ptr + start, inside, BLOCKS, words, eight)
+            word = load_words(x_ptr, start, inside, BLOCKS, words, eight)
             values = tl.join(float_of(word << 16), float_of(word & -65536))
         else:
             values = load_activated(
-                x_ptr + start, up_ptr + start, inside, table_ptr, alpha, limit, BLOCKS, words, eight, ACTIVATION, gated
+                x_ptr, up_ptr, start, inside, table_ptr, alpha, limit, BLOCKS, words, eight, ACTIVATION, gated
             )
             if eight:
                 others = load_activated(
-                    x_ptr + start + 4, up_ptr + start + 4, inside, table_ptr, alpha, limit, BLOCKS, words, True,
-                    ACTIVATION, gated,
+                    x_ptr, up_ptr, start + 4, inside, table_ptr, alpha, limit, BLOCKS, words, True, ACTIVATION, gated,
                 )  # fmt: skip
                 fours: tl.constexpr = (BLOCKS, words // 8, 4, 2)
                 values = tl.permute(tl.join(tl.reshape(values, fours), tl.reshape(others, fours)), (0, 1, 4, 2, 3))
@@ -196,8 +195,8 @@ def store_scales(pointer, first, scale, blocks, BLOCKS: tl.constexpr, SIZE: tl.c
 
 @triton.jit
 def encode_kernel(
-    x_ptr, up_ptr, table_ptr, out_ptr, scales_ptr, tensor_ptr, stored_ptr, seed, alpha, limit,
-    blocks, k_blocks, row_blocks, k_size, rows, x_matrix, x_k, x_row, out_size, out_matrix, out_k, out_row,
+    x_ptr, up_ptr, x_matrix, k_blocks, out_ptr, scales_ptr, tensor_ptr, table_ptr, stored_ptr, seed, alpha, limit,
+    blocks, row_blocks, k_size, rows, x_k, x_row, out_size, out_matrix, out_k, out_row,
     BLOCKS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.constexpr, RUN: tl.constexpr,
     RUN_OUT: tl.constexpr, ROWS_FIRST: tl.constexpr, PER_THREAD: tl.constexpr,
     ACTIVATION: tl.constexpr, CODES_OUT: tl.constexpr, STORED: tl.constexpr, SOURCE: tl.constexpr, PER_ROW: tl.constexpr,
@@ -211,7 +210,7 @@ def encode_kernel(
     INF_POISONS: tl.constexpr, ZERO_SCALE: tl.constexpr, NEGATIVE_ZERO: tl.constexpr, SEARCH: tl.constexpr,
 ):  # fmt: skip
     """Quantize blocks: packed codes and scales out (`CODES_OUT`), or the values that they decode to. `PER_THREAD`:
-    how many elements a thread has."""
+    how many elements a thread has. What is needed first is first in line: 48 bytes of arguments arrive together."""
     start = first_block(k_blocks, BLOCKS, RUN)
     block = start + tl.arange(0, BLOCKS)
     inside = exists(block, blocks)
@@ -225,11 +224,11 @@ def encode_kernel(
     else:
         amax = bits_of(tl.reduce(tl.abs(x), 1, larger_or_nan))
     poisoned = amax >= INF if INF_POISONS else amax > INF
-    amax = tl.where(poisoned, 0, amax)
     exact: tl.constexpr = not POWER_OF_TWO and ORDER == "exact"
     plain: tl.constexpr = ROUNDING == "nearest_even" and not SPECIAL and not exact
     candidates: tl.constexpr = 1 if SEARCH == "none" else 3 if SEARCH == "mse" else 2
     if candidates > 1 or not plain:
+        amax = tl.where(poisoned, 0, amax)
         x = tl.where(poisoned[:, None], 0.0, x)
     may_be_nan = SPECIAL
     stored = 1.0

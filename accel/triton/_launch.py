@@ -196,14 +196,16 @@ def _encode(call: QuantizeCall, out: torch.Tensor, scales: torch.Tensor | None, 
         _, out_strides = geometry.strided(out)
         table = gate_table(activated.name, call.x, activated.alpha, activated.limit)
         stored_lines = torch.empty_like(lines) if source == "amax" else lines
+        blocks, k_blocks, *sizes = geometry.sizes
         run_out, programs = geometry.run(out), geometry.programs
-        if run == "line" and run_out == "all" and geometry.per_thread < 16:
-            run, run_out, programs = "row", "row", geometry.row_programs
+        near = geometry.matrices * strides[0] + geometry.k < 1 << 31  # offsets are int32
+        if run == "line" and run_out == "all" and geometry.per_thread < 16 and near:
+            run, run_out, programs = "row", "rows", geometry.row_programs
         filled = memory(out) if scales is None else geometry.words(out, format.element.bits, geometry.per_thread)
-        out_strides = (out_strides[0] * out.element_size() // filled.element_size(), *out_strides[1:])
         encode_kernel[programs](
-            x, up, table, filled, out if scales is None else scales, lines, stored_lines, call.seed or 0,
-            activated.alpha, activated.limit, *geometry.sizes, *strides, out.shape[call.grid.axis], *out_strides,
+            x, up, strides[0], k_blocks, filled, out if scales is None else scales, lines, table, stored_lines,
+            call.seed or 0, activated.alpha, activated.limit, blocks, *sizes, *strides[1:], out.shape[call.grid.axis],
+            *out_strides,
             **geometry.constants, RUN=run, RUN_OUT=run_out, PER_THREAD=geometry.per_thread,
             ACTIVATION=activated.name,
             CODES_OUT=scales is not None, STORED=STORED.get(out.dtype), SOURCE=source, PER_ROW=lines.numel() > 1,

@@ -29,6 +29,27 @@ def float_of(bits):
 
 
 @triton.jit
+def negative(x):
+    """-x of float32, which Triton would make 0 - x: an instruction of its own."""
+    return x * -1.0
+
+
+@triton.jit
+def fused(x, y, z):
+    """Float32 x * y + z, rounded once."""
+    if INTERPRETED:  # whose fma rounds twice: a float64 sum rounded to odd, then to float32
+        product = x.to(tl.float64) * y
+        sum = product + z
+        rest = sum - product
+        lost = (product - (sum - rest)) + (z - rest)
+        bits = sum.to(tl.int64, bitcast=True)
+        nearer = tl.where((lost > 0.0) == (sum > 0.0), 1, -1)
+        return (bits + tl.where((lost != 0.0) & (bits & 1 == 0), nearer, 0)).to(tl.float64, bitcast=True).to(tl.float32)
+    else:
+        return tl.fma(x, y, z)
+
+
+@triton.jit
 def widen(loaded):
     """Float32 values of what was loaded: float32, float16, or bfloat16's bits as int16."""
     if loaded.dtype == tl.int16:
