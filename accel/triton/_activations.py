@@ -8,7 +8,7 @@ import struct
 import triton
 import triton.language as tl
 
-from accel.triton._tiles import bits_of, float_of, fused, narrow, narrow_or_nan, negative, widen
+from accel.triton._tiles import bits_of, float_of, fused, narrow, narrow_or_nan, near_reciprocal, negative, widen
 
 
 def _constant(bits: int) -> tl.constexpr:
@@ -19,7 +19,6 @@ LOG2_E, MINUS_LN2_HIGH, LN2_LOW = _constant(0x3FB8AA3B), _constant(0xBF318000), 
 P4, P3, P2 = _constant(0x3AB52914), _constant(0x3C091CB6), _constant(0x3D2AAC55)
 P1, P0 = _constant(0x3E2AAA49), _constant(0x3EFFFFFE)
 BELOW_ONE = _constant(0x3F7FFFFF)
-R2, R1, R0 = _constant(0x3EA57EB3), _constant(0xBFBA2E89), _constant(0x4007C1ED)  # a first reciprocal of 1 to 2
 ROUNDER = tl.constexpr(12582912.0 + 64.0)  # among numbers as large no fraction is left; the last bits of its pattern are 64
 
 
@@ -51,12 +50,9 @@ def quotient_by_sum(numerator, e):
     """numerator / (1 + e) rounded once, as `tl.div_rn` rounds it, for numerators 1 and e, 0 <= e <= 1: of every such e it was
     computed both ways. No branch for what underflows: there the sum is 1."""
     sum = 1.0 + e
-    reciprocal = fused(sum, fused(sum, R2, R1), R0)
-    error = fused(negative(sum), reciprocal, 1.0)
-    reciprocal = fused(reciprocal, error, reciprocal)
-    reciprocal = fused(reciprocal, error * error, reciprocal)
-    quotient = numerator * reciprocal
-    return fused(fused(negative(sum), quotient, numerator), reciprocal, quotient)
+    inverse = near_reciprocal(sum)
+    quotient = numerator * inverse
+    return fused(fused(negative(sum), quotient, numerator), inverse, quotient)
 
 
 @triton.jit

@@ -22,6 +22,7 @@ from accel.triton._tiles import (
     narrow_numbers,
     nearest_code,
     quotient_code,
+    reciprocal,
     round_to_code,
     round_to_step,
     scale_code,
@@ -115,7 +116,7 @@ def scales_of(given, SOURCE: tl.constexpr, ORDER: tl.constexpr, LARGEST: tl.cons
     one, largest = given * 0.0 + 1.0, given * 0.0 + LARGEST
     if SOURCE == "given":
         stored = given
-        forward = tl.minimum(tl.div_rn(one, given), FLOAT_MAX) if ORDER == "nvidia" else given
+        forward = tl.minimum(reciprocal(given), FLOAT_MAX) if ORDER == "nvidia" else given
     elif ORDER == "exact":
         ratio = tl.div_rn(given, largest)
         smallest = float_of((given * 0.0).to(tl.int32) + 1)
@@ -141,7 +142,7 @@ def multiplier(scale, stored, forward, ORDER: tl.constexpr):
     """What elements are multiplied by before their codes are taken, from the decoded block scale."""
     one = tl.full(scale.shape, 1.0, tl.float32)
     if ORDER == "nvidia":
-        inverse = tl.minimum(tl.div_rn(one, scale * stored), FLOAT_MAX)
+        inverse = tl.minimum(reciprocal(scale * stored), FLOAT_MAX)
         return tl.where(scale == 0.0, 0.0, inverse)
     elif ORDER == "vllm_torch":
         product = scale * tl.div_rn(one, forward * one)
@@ -214,6 +215,20 @@ def encode_kernel(
     start = first_block(k_blocks, BLOCKS, RUN)
     block = start + tl.arange(0, BLOCKS)
     inside = exists(block, blocks)
+    may_be_nan = SPECIAL
+    stored = 1.0
+    if SOURCE != "none":
+        matrix, k_block, row_block = find(block, k_blocks, row_blocks, ROWS_FIRST)
+        line = matrix.to(tl.int64) * rows + row_block * ROWS
+        stored, forward = tensor_scales(tensor_ptr, line, inside, SOURCE, PER_ROW, ORDER, LARGEST)
+        if not SPECIAL:
+            may_be_nan = True if PER_ROW or DIVIDE else stored * SCALE_MAX > FLOAT_MAX  # then 0 times Inf
+        if SOURCE == "amax" and CODES_OUT:
+            first = (inside & (k_block == 0)) if PER_ROW else block == 0
+            tl.store(stored_ptr + (line if PER_ROW else block), stored, mask=first)
+    else:
+        forward = 1.0
+
     x = load_values(
         x_ptr, up_ptr, table_ptr, block, blocks, k_blocks, row_blocks, k_size, rows, x_matrix, x_k, x_row, alpha, limit,
         BLOCKS, ROWS, SIZE, WHOLE, RUN, ROWS_FIRST, ACTIVATION, CODES_OUT and PER_THREAD >= 16,
@@ -230,20 +245,6 @@ def encode_kernel(
     if candidates > 1 or not plain:
         amax = tl.where(poisoned, 0, amax)
         x = tl.where(poisoned[:, None], 0.0, x)
-    may_be_nan = SPECIAL
-    stored = 1.0
-    if SOURCE != "none":
-        matrix, k_block, row_block = find(block, k_blocks, row_blocks, ROWS_FIRST)
-        line = matrix.to(tl.int64) * rows + row_block * ROWS
-        stored, forward = tensor_scales(tensor_ptr, line, inside, SOURCE, PER_ROW, ORDER, LARGEST)
-        if not SPECIAL:
-            may_be_nan = True if PER_ROW or DIVIDE else stored * SCALE_MAX > FLOAT_MAX  # then 0 times Inf
-        if SOURCE == "amax" and CODES_OUT:
-            first = (inside & (k_block == 0)) if PER_ROW else block == 0
-            tl.store(stored_ptr + (line if PER_ROW else block), stored, mask=first)
-    else:
-        forward = 1.0
-
     words = x
     if ROUNDING == "stochastic":
         index, _ = places(
