@@ -47,8 +47,8 @@ def exp(x):
 
 @triton.jit
 def quotient_by_sum(numerator, e):
-    """numerator / (1 + e) rounded once, as `tl.div_rn` rounds it, for numerators 1 and e, 0 <= e <= 1: of every such e it was
-    computed both ways. No branch for what underflows: there the sum is 1."""
+    """numerator / (1 + e) as `tl.div_rn` rounds it, for numerators 1 and e, 0 <= e <= 1: computed both ways of every such e.
+    It has no branch for what underflows: there the sum is 1."""
     sum = 1.0 + e
     inverse = near_reciprocal(sum)
     quotient = numerator * inverse

@@ -92,8 +92,8 @@ class Geometry:
         return "line" if x.stride(self.axis) == 1 and self.k_blocks % self.tile == 0 else "none"
 
     def words(self, packed: torch.Tensor, bits: int, per_thread: int = 16) -> torch.Tensor:
-        """Packed codes as int32, or as what `per_thread` of them fill, where they are one run of memory and every block fills
-        whole integers; else as they are."""
+        """Packed codes as int32, or as the integers that `per_thread` of them fill, where they are one run of memory and
+        every block fills whole ones; else as they are."""
         dtype = WORDS.get(per_thread * bits, torch.int32)
         fills = bits < 8 and self.constants["SIZE"] * bits % (96 if bits == 6 else 8 * dtype.itemsize) == 0
         aligned = packed.data_ptr() % 16 == 0 and packed.storage_offset() % 4 == 0

@@ -19,8 +19,9 @@ def joined(code, sign, COUNT: tl.constexpr, PER: tl.constexpr, BITS: tl.constexp
 def unless(poisoned, units, COUNT: tl.constexpr):
     """Integers that hold the `COUNT` codes of each block, 0 in poisoned blocks: a flag for each code becomes one for each
     integer, so that none moves to another thread."""
-    flags = tl.broadcast_to(poisoned.to(tl.int32)[:, None], (units.shape[0], COUNT))
-    return tl.where(tl.max(tl.reshape(flags, (units.shape[0], units.shape[1], COUNT // units.shape[1])), axis=2) != 0, 0, units)
+    shape: tl.constexpr = (units.shape[0], units.shape[1], COUNT // units.shape[1])
+    flags = tl.reshape(tl.broadcast_to(poisoned.to(tl.int32)[:, None], (units.shape[0], COUNT)), shape)
+    return tl.where(tl.max(flags, axis=2) != 0, 0, units)
 
 
 @triton.jit
@@ -102,8 +103,8 @@ def store_codes(
     BLOCKS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.constexpr, RUN: tl.constexpr,
     ROWS_FIRST: tl.constexpr, PER_THREAD: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
-    """Pack codes along K, first code lowest, and store them as bytes, or as the wider integers that `pointer` is to; zeros in
-    poisoned blocks. `k_size`: bytes along K."""
+    """Pack codes along K, first code lowest, and store them as bytes, or as the wider integers that `pointer` is to; zeros
+    in poisoned blocks. `k_size`: bytes along K."""
     few: tl.constexpr = PER_THREAD < 16  # and their zeros are made before they are stored
     dead = None if few else poisoned
     words: tl.constexpr = pointer.dtype.element_ty == tl.int32

@@ -61,8 +61,8 @@ def near_reciprocal(x):
 
 @triton.jit
 def reciprocal(x):
-    """1 / x as `tl.div_rn` gives it, of float32 from 0: of every such number it was computed both ways. It has no branch, so
-    that it takes no time beside other work."""
+    """1 / x as `tl.div_rn` rounds it, for float32 from 0 to Inf: computed both ways of every one. It has no branch, so that
+    it takes no time beside other work."""
     up = tl.where(x < 2.0**-126, 2.0**24, 1.0)
     bits = bits_of(x * up)
     exponent, significand = bits & INF, float_of(bits & 0x7FFFFF | 0x3F800000)
