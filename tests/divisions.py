@@ -1,4 +1,4 @@
-"""Divisions without a branch against Triton's own, which is IEEE 754's: of chosen numbers in the interpreter, of all on a GPU."""
+"""Divisions without a branch against Triton's, which are IEEE 754's: of some numbers in the interpreter, of all on a GPU."""
 
 import torch
 import triton
