@@ -13,7 +13,7 @@ TILE_ELEMENTS = 4096 if INTERPRETED else 1024
 MANY_PROGRAMS = 2 if INTERPRETED else 4096
 LARGE = (TILE_ELEMENTS, 1)  # elements and warps of a program, measured on an H200
 SMALL = (TILE_ELEMENTS, 16 if INTERPRETED else 4)  # the same where `LARGE` would make few programs
-SMALL_ACTIVATED = (512, 4)  # after an activation
+SMALL_ACTIVATED = (TILE_ELEMENTS // 4, 8) if INTERPRETED else (512, 4)  # after an activation: four elements a thread
 # the same for codes of six bits, to pack and to unpack: a thread that unpacks has the sixteen codes that fill words
 SMALL_SIX_BITS = [(TILE_ELEMENTS, 8)] * 2 if INTERPRETED else [(TILE_ELEMENTS // 2, 4), (TILE_ELEMENTS // 2, 1)]
 # by the bits of a thread; sixes fill words only by sixteens

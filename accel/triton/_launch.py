@@ -280,6 +280,6 @@ def rotate(
 def run_flat(kernel: Callable, x: torch.Tensor, *arguments, **constants) -> None:
     """Launch an element-wise kernel over `x.numel()` elements: one a thread where they are few, measured on an H200."""
     count = x.numel()
-    tile = 128 if count <= FEW_ELEMENTS and not INTERPRETED else 1024
+    tile = 128 if count <= FEW_ELEMENTS and not INTERPRETED else TILE_ELEMENTS
     if count:
         kernel[(triton.cdiv(count, tile),)](*arguments, count, TILE=tile, **constants, **EXACT)
