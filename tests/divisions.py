@@ -13,13 +13,14 @@ TILE = 1 << 14
 
 @triton.jit
 def divide_kernel(patterns_ptr, first, out_ptr, TILE: tl.constexpr):
-    """Count numbers of which 1 / x, or of those up to 1 also 1 / (1 + x) or x / (1 + x), are not Triton's."""
+    """Count numbers whose 1 / x, or up to 2^32 also 1 / (1 + e) or e / (1 + e) of e = x * 2^-32, are not Triton's."""
     index = tl.program_id(0) * TILE + tl.arange(0, TILE)
     x = float_of(first + index if patterns_ptr is None else tl.load(patterns_ptr + index))
-    one, e = tl.full(x.shape, 1.0, tl.float32), tl.minimum(x, 1.0)
+    one, scaled = tl.full(x.shape, 1.0, tl.float32), tl.minimum(x, 2.0**32)
+    e = scaled * 2.0**-32
     differ = reciprocal(x).to(tl.int32, bitcast=True) != tl.div_rn(one, x).to(tl.int32, bitcast=True)
-    differ |= quotient_by_sum(one, e).to(tl.int32, bitcast=True) != tl.div_rn(one, 1.0 + e).to(tl.int32, bitcast=True)
-    differ |= quotient_by_sum(e, e).to(tl.int32, bitcast=True) != tl.div_rn(e, 1.0 + e).to(tl.int32, bitcast=True)
+    differ |= quotient_by_sum(one, scaled).to(tl.int32, bitcast=True) != tl.div_rn(one, 1.0 + e).to(tl.int32, bitcast=True)
+    differ |= quotient_by_sum(e, scaled).to(tl.int32, bitcast=True) != tl.div_rn(e, 1.0 + e).to(tl.int32, bitcast=True)
     tl.atomic_add(out_ptr, tl.sum(differ.to(tl.int32), axis=0))
 
 

@@ -51,9 +51,8 @@ def fused(x, y, z):
 
 
 @triton.jit
-def near_reciprocal(x):
-    """1 / x within a unit in the last place, of float32 from 1 to 2: a parabola, then three more terms of its error."""
-    y = fused(x, fused(x, R2, R1), R0)
+def nearer_reciprocal(x, y):
+    """1 / x to the last place but one, for float32 from 1 to 2, from `y` within 1.1 percent."""
     error = fused(negative(x), y, 1.0)
     y = fused(y, error, y)
     return fused(y, error * error, y)
@@ -66,7 +65,7 @@ def reciprocal(x):
     up = tl.where(x < 2.0**-126, 2.0**24, 1.0)
     bits = bits_of(x * up)
     exponent, significand = bits & INF, float_of(bits & 0x7FFFFF | 0x3F800000)
-    near = near_reciprocal(significand)
+    near = nearer_reciprocal(significand, fused(significand, fused(significand, R2, R1), R0))
     # what is to be subnormal is rounded beside a number whose last place is its own
     low = exponent >= 253 << 23
     beside = float_of(tl.where(low, exponent - (126 << 23), 0))
