@@ -52,7 +52,7 @@ def fused(x, y, z):
 
 @triton.jit
 def nearer_reciprocal(x, y):
-    """1 / x to the last place but one, for float32 from 1 to 2, from `y` within 1.1 percent."""
+    """1 / x, at most one unit in the last place off, for float32 from 1 to 2, from `y` within 1.1 percent."""
     error = fused(negative(x), y, 1.0)
     y = fused(y, error, y)
     return fused(y, error * error, y)
