@@ -24,7 +24,7 @@ import triton
 
 import mxref
 from accel.triton._launch import decode_blocks, quantize_blocks
-from accel.triton.matmul import Folded, Fused, Warpgroups, _Operand, chosen, folded_dtype, fused, multiply
+from accel.triton.matmul import Folded, Fused, Warpgroups, _Operand, chosen, folded_dtype, folded_operands, fused, multiply
 from mxref.blocks import BlockTensor, check_quantize
 from mxref.comparison import difference
 from mxref.conformance.report import environment
@@ -121,7 +121,7 @@ def operand(rows: int, k: int, format: str, seed: int) -> BlockTensor:
         torch.where(alternating == 0, -element.quantum, largest),
     ]
     if block.scale.is_power_of_two:
-        worst.append(largest * sign * 2.0 ** (torch.arange(k, device="cuda") // block.block_size % 60 - 30))
+        worst.append(largest * sign * 2.0 ** (torch.arange(k, device="cuda") // block.block_size % 24 - 12))
     x[: len(worst)] = torch.stack(worst)
     scale = torch.ones((), device="cuda") if block.tensor_scale else None
     return quantize_blocks(check_quantize(x, format, None, scale, -1, None))
@@ -215,12 +215,11 @@ class Product:
         """Milliseconds of one product by a path."""
         return device_ms(lambda: [multiply(self.a, b, None, torch.bfloat16, path) for b in self.bs]) / len(self.bs)
 
-    def decoding_ms(self) -> float:
+    def decoding_ms(self, path: Folded | Warpgroups) -> float:
         """Milliseconds that decoding A and B takes of them."""
-        dtype, size = folded_dtype(self.a.format, self.bs[0].format), self.a.format.block_size
-        flag = torch.zeros(1, dtype=torch.int32, device="cuda")
         operands = [_Operand.of(self.a), _Operand.of(self.bs[0])]
-        return device_ms(lambda: [x.folded(dtype, size, flag) for x in operands])
+        flags = tuple(x.no_flags() for x in operands)
+        return device_ms(lambda: folded_operands(*operands, path, flags))
 
     def cublas_ms(self, dtype: torch.dtype) -> float:
         """Milliseconds of cuBLAS on the decoded operands."""
@@ -247,7 +246,7 @@ def rows_of(format: str, rows: int, columns: int, k: int) -> Iterator[dict]:
         ms = product.ms(path)
         row |= {"ms": ms, "tflops": product.flops / ms * 1e-9}
         if not isinstance(path, Fused):
-            row["decoding_ms"] = product.decoding_ms()
+            row["decoding_ms"] = product.decoding_ms(path)
         yield {**row, **{f"of_{name.replace(' ', '_')}": reference / ms for name, reference in cublas.items()}}
 
 
@@ -291,7 +290,7 @@ def run_sweep(name: str) -> Iterator[dict]:
             ms = product.ms(path)
             row |= {"ms": ms, "tflops": product.flops / ms * 1e-9, "of_cublas": cublas / ms}
             if not isinstance(path, Fused):
-                decoding = decoding or product.decoding_ms()
+                decoding = decoding or product.decoding_ms(path)
                 row |= {"decoding_ms": decoding, "of_cublas_decoded": cublas / (ms - decoding)}
         yield row | ({} if wrong is None else {"wrong": wrong})
 

@@ -17,12 +17,12 @@ def floor(amax: torch.Tensor, element: ElementFormat) -> torch.Tensor:
 
 
 def even(amax: torch.Tensor, element: ElementFormat) -> torch.Tensor:
-    """`floor` after adding half a unit of the element's last mantissa bit to amax. Source: AMD Quark, torchao EVEN."""
+    """`floor` of amax plus half of the element's last mantissa bit. Source: AMD Quark, torchao EVEN, compressed-tensors."""
     return floor(amax + (1 << (FLOAT_MANTISSA_BITS - 1 - element.mantissa_bits)), element)
 
 
 def even_one_bit(amax: torch.Tensor, element: ElementFormat) -> torch.Tensor:
-    """`even` as if the element had one mantissa bit. Source: compressed-tensors, MXFP4 and MXFP8."""
+    """`even` as if the element had one mantissa bit. Source: compressed-tensors, MXFP8."""
     return floor(amax + (1 << (FLOAT_MANTISSA_BITS - 2)), element)
 
 

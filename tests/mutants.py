@@ -496,8 +496,8 @@ PRODUCT_FAULTS = (
     Fault(
         "folded scales never looked at",
         PRODUCTS,
-        "if tl.max(unfit.to(tl.int32), axis=0) > 0:",
-        "if tl.max(unfit.to(tl.int32), axis=0) > 1:",
+        "if tl.max(unfit.to(tl.int32), axis=0) > 0:\n            largest",
+        "if tl.max(unfit.to(tl.int32), axis=0) > 1:\n            largest",
         ("matmul",),
     ),
     Fault(

@@ -1069,6 +1069,35 @@ def test_a_phone_scrolls_down_only(visit, sample, show):
     assert wide == 0  # drawn at the width that it has: its text is not shrunk
 
 
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("show, column", [("speed", "ms"), ("conformance", "passed"), ("other", "bits_per_byte")])
+def test_a_table_shows_numbers_before_it_is_scrolled(visit, built, show, column, width):
+    page = visit(built, f"show={show}", width=width)
+    right = f"document.querySelector('#rows th button[data-column={column}]').getBoundingClientRect().right"
+    assert page.evaluate(right) < width - 20
+
+
+def test_the_matrix_fits_on_a_wide_screen(visit, built):
+    page = visit(built, "show=conformance")
+    assert page.evaluate("[...document.querySelectorAll('#matrix .scroll')].every((e) => e.scrollWidth <= e.clientWidth)")
+
+
+def test_lines_of_one_chart_look_different(visit, built):
+    page = visit(built, "all=sweep&all=history")
+    looks = page.evaluate(
+        """[...document.querySelectorAll("figure")].map((figure) =>
+             [...figure.querySelectorAll(".series polyline")].map((line) =>
+               [line.getAttribute("class"), line.getAttribute("stroke-dasharray")].join()))"""
+    )
+    assert max(map(len, looks)) > 8 and all(len(set(lines)) == len(lines) for lines in looks)
+
+
+def test_devices_of_the_history_alone_are_named(visit, built):
+    page = visit(built, "all=history")
+    shown = {machine for chart in charts(page, "history") for machine in chart["machines"]}
+    assert all(machine in page.locator("#machines").text_content() for machine in shown)
+
+
 @pytest.mark.parametrize("width", [375, 1280])
 def test_no_text_of_a_bar_lies_on_another_or_outside(visit, built, width):
     page = visit(built, "all=throughput&all=ratios&all=variants", width=width)

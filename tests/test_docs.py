@@ -127,6 +127,30 @@ def test_tile_offsets_are_where_the_formula_says():
         assert storage.tile_offset(r, c, 10) == 512 * (r // 128 * 3 + c // 4) + r % 32 * 16 + r % 128 // 32 * 4 + c % 4
 
 
+def test_pictures_of_bytes_fit_on_a_phone():
+    for bits, codes in ((4, (2, 7, 9, 5)), (6, (1, 2, 3, 4))):
+        assert float(re.search(r'viewBox="0 0 (\d+)', storage.packing(bits, codes))[1]) <= 340
+
+
+@pytest.mark.parametrize("name, nan", [("mxfp8_e4m3", (0x7F, 0xFF)), ("mxfp8_e5m2", (0x7D, 0x7E, 0x7F, 0xFD, 0xFE, 0xFF))])
+def test_a_stored_nan_is_one_element_and_a_nan_scale_the_block(name, nan):
+    rows = re.findall(
+        r"^\| `0x(..)` `0x..` \| (\S+) \| (.*) \|$", formats.stored_specials(BLOCK_FORMATS[name]), re.MULTILINE
+    )
+    assert {int(code, 16) for code, value, _ in rows if value == "NaN"} == set(nan)
+    for _, value, decoded in rows:
+        assert decoded == f"{value}, 1 | {value}, 2 | NaN, NaN"
+
+
+@pytest.mark.parametrize(
+    "path", sorted((DOCS.parent / "benchmarks" / "results").glob("conformance-*.json")), ids=lambda path: path.stem
+)
+def test_refusals_add_up_to_those_of_the_record(path):
+    counts = re.findall(r"\| (\d+) \|$", measured.refusals(path.stem), re.MULTILINE)
+    assert sum(map(int, counts)) == measured.record(path.stem)["refused"]
+    assert "| - |" not in measured.conformance(path.stem) and "None" not in measured.conformance(path.stem)
+
+
 def test_broken_links_are_seen(tmp_path):
     (tmp_path / "a.html").write_text(
         '<p id="here"><a href="b.html#there">b</a><a href="#here">h</a><a href="https://x.org">x</a>'

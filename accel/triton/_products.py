@@ -138,7 +138,7 @@ def exact_dot(x, y, METHOD: tl.constexpr):
 
 @triton.jit
 def product_kernel(
-    a_ptr, a_scales_ptr, b_ptr, b_scales_ptr, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, flag_ptr,
+    a_ptr, a_scales_ptr, b_ptr, b_scales_ptr, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, a_flags_ptr, b_flags_ptr,
     rows, columns, blocks, a_bytes, b_bytes, a_stride, b_stride, a_blocks, b_blocks, one,
     a_scale_stride, b_scale_stride, bias_stride,
     M: tl.constexpr, N: tl.constexpr, SIZE: tl.constexpr, GROUP: tl.constexpr, WHOLE: tl.constexpr, IF_FLAGGED: tl.constexpr,
@@ -150,11 +150,12 @@ def product_kernel(
     B_NAN: tl.constexpr, B_BITS: tl.constexpr, B_MANTISSA: tl.constexpr, B_MAX: tl.constexpr, B_MAX_CODE: tl.constexpr,
     B_SIGN_SHIFT: tl.constexpr, B_INTEGER: tl.constexpr, B_UNBIAS: tl.constexpr, B_INF_CODE: tl.constexpr,
 ):  # fmt: skip
-    """A tile `[M, N]` of C from packed codes; with `IF_FLAGGED`, only if the flag is set."""
-    if IF_FLAGGED:
-        if tl.load(flag_ptr) == 0:
-            return
+    """A tile `[M, N]` of C from packed codes; with `IF_FLAGGED`, only if its rows or its columns have a flag."""
     row_tile, column_tile = tile_of(tl.program_id(0), tl.cdiv(rows, M), tl.cdiv(columns, N), GROUP)
+    if IF_FLAGGED:
+        a_flag = tl.load(a_flags_ptr + row_tile * M // FLAG_ROWS)
+        if a_flag + tl.load(b_flags_ptr + column_tile * N // FLAG_ROWS) == 0:
+            return
     m, n = row_tile * M + tl.arange(0, M), column_tile * N + tl.arange(0, N)
     acc = tl.zeros((M, N), tl.float32)
     for block in range(blocks):
@@ -183,12 +184,14 @@ def product_kernel(
     tl.store(place, value, mask=(m < rows)[:, None] & (n < columns)[None, :])
 
 
+FLAG_ROWS = tl.constexpr(64)  # of an operand that share a flag: no fewer than a tile of `product_kernel` has
+
 # ---- from folded operands -------------------------------------------------------------------------------------------
 
 
 @triton.jit
 def fold_kernel(
-    codes_ptr, scales_ptr, out_ptr, flag_ptr, blocks, k_blocks, row_blocks, k_size, rows,
+    codes_ptr, scales_ptr, out_ptr, flags_ptr, blocks, k_blocks, row_blocks, k_size, rows,
     codes_size, codes_matrix, codes_k, codes_row, out_matrix, out_k, out_row,
     BLOCKS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.constexpr, RUN: tl.constexpr,
     RUN_OUT: tl.constexpr, ROWS_FIRST: tl.constexpr, STORED: tl.constexpr,
@@ -197,7 +200,7 @@ def fold_kernel(
     BITS: tl.constexpr, MANTISSA: tl.constexpr, MAX: tl.constexpr, MAX_CODE: tl.constexpr, SIGN_SHIFT: tl.constexpr,
     INTEGER: tl.constexpr, UNBIAS: tl.constexpr, INF_CODE: tl.constexpr,
 ):  # fmt: skip
-    """Elements times their block scales. Sets the flag if a block that is not zero has a scale that may not be folded."""
+    """Elements times their block scales. Rows are flagged that have a block, not zero, whose scale may not be folded."""
     block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
     inside = exists(block, blocks)
     word = load_codes(
@@ -212,7 +215,7 @@ def fold_kernel(
         unfit = inside & ((scale < LOWEST_SCALE) | (scale > HIGHEST_SCALE)) & (scale != SCALE_NAN)
         if tl.max(unfit.to(tl.int32), axis=0) > 0:
             largest = tl.max(tl.abs(element), axis=1)
-            tl.store(flag_ptr, 1, mask=tl.max((unfit & (largest > 0.0)).to(tl.int32), axis=0) > 0)
+            tl.store(flags_ptr + block // k_blocks // FLAG_ROWS, 1, mask=unfit & (largest > 0.0))
     value = element * factor[:, None]
     if not INTEGER and BITS == 8:
         value = tl.where(nan, float_of(tl.full((), NAN, tl.int32)), value)
@@ -223,16 +226,67 @@ def fold_kernel(
     tl.store(out_ptr + offsets, value.to(tl.float64) if STORED == tl.float64 else narrow(value, STORED), mask=present)
 
 
+FLOAT8_EXPONENTS = tl.constexpr(27)  # of FP4 elements times a power of two that float8 e5m2 holds as normal numbers
+
+
+@triton.jit
+def fold_float8_kernel(
+    codes_ptr, scales_ptr, out_ptr, powers_ptr, flags_ptr, k_blocks, codes_row, scales_row,
+    BLOCKS: tl.constexpr, LOWEST_SCALE: tl.constexpr, HIGHEST_SCALE: tl.constexpr, SCALE_NAN: tl.constexpr,
+):  # fmt: skip
+    """A row of FP4 elements times E8M0 scales, as float8 e5m2, and the power of two with which the row is yet to be
+    multiplied, that of its largest scale. Flags the row if a block that is not zero has a scale that may not be folded.
+
+    Of a block's 32 elements those of even number come first, then the others: their dot is the same in any order. Codes are
+    words of eight, and written are words of four."""
+    row = tl.program_id(0).to(tl.int64)
+    block, part = tl.arange(0, BLOCKS), tl.arange(0, 4)
+    scales_ptr += row * scales_row
+    codes_ptr += row * codes_row
+    out_ptr += row * k_blocks * 8
+    largest = tl.full((BLOCKS,), LOWEST_SCALE, tl.int32)
+    for first in range(0, k_blocks, BLOCKS):
+        scale = tl.load(scales_ptr + first + block, mask=first + block < k_blocks, other=0).to(tl.int32)
+        largest = tl.maximum(largest, tl.where(scale == SCALE_NAN, 0, scale))
+    largest = tl.minimum(tl.max(largest, axis=0), HIGHEST_SCALE)
+    tl.store(powers_ptr + row, float_of((largest - 13) << 23))
+    for first in range(0, k_blocks, BLOCKS):
+        inside = first + block < k_blocks
+        scale = tl.load(scales_ptr + first + block, mask=inside, other=127).to(tl.int32)
+        place = (first + block)[:, None] * 4 + part[None, :]
+        words = tl.load(codes_ptr + place, mask=inside[:, None], other=0)
+        nan = scale == SCALE_NAN
+        exponent = scale - largest + FLOAT8_EXPONENTS
+        unfit = (exponent < 1) | (scale < LOWEST_SCALE) | (scale > HIGHEST_SCALE)
+        unfit = inside & unfit & ~nan
+        if tl.max(unfit.to(tl.int32), axis=0) > 0:
+            filled = tl.max(((words & 0x77777777) != 0).to(tl.int32), axis=1)
+            tl.store(flags_ptr + row // FLAG_ROWS, 1, mask=tl.max(unfit.to(tl.int32) * filled, axis=0) > 0)
+        exponent = tl.where(unfit, 0, exponent)
+        place = (first + block)[:, None] * 8 + part[None, :]
+        even = float8_of(words & 0x0F0F0F0F, exponent, nan)
+        odd = float8_of((words >> 4) & 0x0F0F0F0F, exponent, nan)
+        tl.store(out_ptr + place, even, mask=inside[:, None])
+        tl.store(out_ptr + place + 4, odd, mask=inside[:, None])
+
+
+@triton.jit
+def float8_of(codes, exponent, nan):
+    """Four FP4 codes, in the bytes of words `[BLOCKS, N]`, as float8 e5m2: 0.5 gets a block's `exponent` as its field."""
+    below_one, from_one = codes & 0x01010101, ((codes >> 1) | (codes >> 2)) & 0x01010101
+    fields = ((codes & 0x07070707) << 1) - ((below_one & ~from_one) << 1)  # of 0.5 and 1 the lowest: no bit of a mantissa
+    value = fields + (below_one | from_one) * (exponent[:, None] << 2)
+    return tl.where(nan[:, None], 0x7F7F7F7F, ((codes & 0x08080808) << 4) | value)
+
+
 @triton.jit
 def folded_product_kernel(
-    a_ptr, b_ptr, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, flag_ptr, rows, columns, k_size, blocks, stride, one,
+    a_ptr, b_ptr, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, rows, columns, k_size, blocks, stride, one,
     a_scale_stride, b_scale_stride, bias_stride,
     M: tl.constexpr, N: tl.constexpr, SIZE: tl.constexpr, GROUP: tl.constexpr, WHOLE: tl.constexpr,
     A_SCALE: tl.constexpr, B_SCALE: tl.constexpr, BIAS: tl.constexpr, STORED: tl.constexpr,
 ):  # fmt: skip
-    """A tile `[M, N]` of C from folded operands, unless the flag says that scales could not be folded."""
-    if tl.load(flag_ptr) != 0:
-        return
+    """A tile `[M, N]` of C from folded operands; of rows that were flagged it means nothing."""
     row_tile, column_tile = tile_of(tl.program_id(0), tl.cdiv(rows, M), tl.cdiv(columns, N), GROUP)
     m, n, k = row_tile * M + tl.arange(0, M), column_tile * N + tl.arange(0, N), tl.arange(0, SIZE)
     a_places = a_ptr + tl.where(m < rows, m, 0).to(tl.int64)[:, None] * stride + k[None, :]

@@ -1,9 +1,10 @@
 """A matmul for Hopper in Gluon: one warp fetches tiles, warpgroups multiply them and add block by block, in order.
 
-Operands are bfloat16 with their block scales folded in. A block's dot is exact, so the tensor core may add its products as
-it likes; a dot of its own for every block and one float32 addition outside keep the order across blocks. A warpgroup owns 64
-rows of the tile of C and takes its columns in chunks: while the tensor core works on one chunk of one block, what it found
-for the chunk before is added. Two product tiles (`DEPTH` 2) overlap both within a warpgroup, one (`DEPTH` 1) across them.
+Operands are bfloat16 or float8 with their block scales folded in. A block's dot is exact, so the tensor core may add its
+products as it likes; a dot of its own for every block and one float32 addition outside keep the order across blocks. A
+warpgroup owns 64 rows of the tile of C and takes its columns in chunks: while the tensor core works on one chunk of one
+block, what it found for the chunk before is added. Two product tiles (`DEPTH` 2) overlap both within a warpgroup, one
+(`DEPTH` 1) across them.
 """
 
 from triton.experimental import gluon
@@ -12,8 +13,12 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 
 from accel.triton._products import finished, tile_of
 
-BOX = gl.constexpr(64)  # elements along K of a box in shared memory: 128 bytes, the widest swizzle
-box_layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+BOX_BYTES = 128  # along K, of a box in shared memory: the widest swizzle
+
+
+def box_layout(bits: int) -> gl.NVMMASharedLayout:
+    """How boxes of elements of so many bits lie in shared memory."""
+    return gl.NVMMASharedLayout(swizzle_byte_width=BOX_BYTES, element_bitwidth=bits, rank=2)
 
 
 @gluon.jit
@@ -21,6 +26,7 @@ def fetch(a_desc, b_desc, tiles, row, column, WARPGROUPS: gl.constexpr,
           CHUNKS: gl.constexpr, CHUNK: gl.constexpr, BOXES: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
     """The producer: tiles of A and B, `STAGES` ahead of those who use them."""
     a_boxes, b_boxes, full, empty, k_tiles = tiles
+    BOX: gl.constexpr = a_desc.block_type.shape[1]
     bytes: gl.constexpr = BOXES * (WARPGROUPS * a_desc.block_type.nbytes + CHUNKS * b_desc.block_type.nbytes)
     for i in range(k_tiles):
         stage = i % STAGES
@@ -44,6 +50,7 @@ def start_dot(a_boxes, b_boxes, stage, product, never, WARPGROUP: gl.constexpr, 
     They start from zero. That `never` is false is not known when this is compiled: so the registers of `product` must be the
     same, and what is in them must have been added before.
     """
+    BOX: gl.constexpr = a_boxes.type.shape[2]
     block: gl.constexpr = UNIT // CHUNKS
     box = stage * BOXES + block * SIZE // BOX
     k: gl.constexpr = block * SIZE % BOX
@@ -60,7 +67,8 @@ def add_products(
 ):  # fmt: skip
     """A consumer: 64 rows of the tile of C."""
     a_boxes, b_boxes, full, empty, k_tiles = tiles
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16])
+    BOX: gl.constexpr = a_boxes.type.shape[2]
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, BOX // 4])
     units: gl.constexpr = BOXES * (BOX // SIZE) * CHUNKS
     zero = gl.zeros([64, CHUNK], gl.float32, layout)
     acc, done = (zero,) * CHUNKS, zero
@@ -111,9 +119,15 @@ def store(
     A_SCALE: gl.constexpr, B_SCALE: gl.constexpr, BIAS: gl.constexpr, STORED: gl.constexpr,
 ):  # fmt: skip
     """Finish and store a chunk of C."""
-    c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, row, column, rows, columns, a_scale_stride, b_scale_stride, bias_stride = out
+    (
+        c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, a_power_ptr, b_power_ptr, row, column, rows, columns, a_scale_stride,
+        b_scale_stride, bias_stride,
+    ) = out  # fmt: skip
     m = row + ROW + gl.arange(0, 64, gl.SliceLayout(1, layout))
     n = column + COLUMN + gl.arange(0, CHUNK, gl.SliceLayout(0, layout))
+    if a_power_ptr is not None:
+        acc = acc * gl.load(a_power_ptr + m, mask=m < rows, other=1.0)[:, None]
+        acc = acc * gl.load(b_power_ptr + n, mask=n < columns, other=1.0)[None, :]
     value = finished(
         acc, m, n, rows, columns, a_scale_ptr, b_scale_ptr, bias_ptr, a_scale_stride, b_scale_stride, bias_stride,
         A_SCALE, B_SCALE, BIAS, STORED,
@@ -124,70 +138,72 @@ def store(
 
 @gluon.jit
 def warpgroup_product_kernel(
-    a_desc, b_desc, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, flag_ptr, rows, columns, k_tiles,
+    a_desc, b_desc, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, a_power_ptr, b_power_ptr, rows, columns, k_tiles,
     a_scale_stride, b_scale_stride, bias_stride,
     WARPGROUPS: gl.constexpr, CHUNKS: gl.constexpr, CHUNK: gl.constexpr, SIZE: gl.constexpr, BOXES: gl.constexpr,
     STAGES: gl.constexpr, DEPTH: gl.constexpr, GROUP: gl.constexpr, REGISTERS: gl.constexpr,
     A_SCALE: gl.constexpr, B_SCALE: gl.constexpr, BIAS: gl.constexpr, STORED: gl.constexpr,
 ):  # fmt: skip
-    """A tile `[64 * WARPGROUPS, CHUNK * CHUNKS]` of C, unless the flag says that scales could not be folded."""
-    if gl.load(flag_ptr) == 0:
-        ROWS: gl.constexpr = 64 * WARPGROUPS
-        COLUMNS: gl.constexpr = CHUNK * CHUNKS
-        row_tile, column_tile = tile_of(gl.program_id(0), gl.cdiv(rows, ROWS), gl.cdiv(columns, COLUMNS), GROUP)
-        row, column = row_tile * ROWS, column_tile * COLUMNS
-        a_boxes = gl.allocate_shared_memory(gl.bfloat16, [STAGES * BOXES * WARPGROUPS, 64, BOX], a_desc.layout)
-        b_boxes = gl.allocate_shared_memory(gl.bfloat16, [STAGES * BOXES * CHUNKS, CHUNK, BOX], b_desc.layout)
-        full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-        empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-        for i in gl.static_range(STAGES):
-            mbarrier.init(full.index(i), count=1)
-            mbarrier.init(empty.index(i), count=WARPGROUPS)
-        tiles, never = (a_boxes, b_boxes, full, empty, k_tiles), rows < 0
-        out = (
-            c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, row, column, rows, columns, a_scale_stride, b_scale_stride,
-            bias_stride,
+    """A tile `[64 * WARPGROUPS, CHUNK * CHUNKS]` of C; of rows that were flagged when they were folded it means nothing.
+
+    `a_power_ptr`, `b_power_ptr`: what the sums of each row and column are multiplied with, or None."""
+    BOX: gl.constexpr = a_desc.block_type.shape[1]
+    ROWS: gl.constexpr = 64 * WARPGROUPS
+    COLUMNS: gl.constexpr = CHUNK * CHUNKS
+    row_tile, column_tile = tile_of(gl.program_id(0), gl.cdiv(rows, ROWS), gl.cdiv(columns, COLUMNS), GROUP)
+    row, column = row_tile * ROWS, column_tile * COLUMNS
+    a_boxes = gl.allocate_shared_memory(a_desc.dtype, [STAGES * BOXES * WARPGROUPS, 64, BOX], a_desc.layout)
+    b_boxes = gl.allocate_shared_memory(b_desc.dtype, [STAGES * BOXES * CHUNKS, CHUNK, BOX], b_desc.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=WARPGROUPS)
+    tiles, never = (a_boxes, b_boxes, full, empty, k_tiles), rows < 0
+    out = (
+        c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, a_power_ptr, b_power_ptr, row, column, rows, columns, a_scale_stride,
+        b_scale_stride, bias_stride,
+    )  # fmt: skip
+    # constants are written out, since a variable would not keep them
+    if WARPGROUPS == 2:
+        gl.warp_specialize(
+            [
+                (add_products, (tiles, out, never, 0, WARPGROUPS, CHUNKS, CHUNK, SIZE, BOXES, STAGES, DEPTH,
+                                A_SCALE, B_SCALE, BIAS, STORED)),
+                (add_products, (tiles, out, never, 1, WARPGROUPS, CHUNKS, CHUNK, SIZE, BOXES, STAGES, DEPTH,
+                                A_SCALE, B_SCALE, BIAS, STORED)),
+                (fetch, (a_desc, b_desc, tiles, row, column, WARPGROUPS, CHUNKS, CHUNK, BOXES, STAGES)),
+            ],
+            [4, 1],
+            [REGISTERS, 24],
         )  # fmt: skip
-        # constants are written out, since a variable would not keep them
-        if WARPGROUPS == 2:
-            gl.warp_specialize(
-                [
-                    (add_products, (tiles, out, never, 0, WARPGROUPS, CHUNKS, CHUNK, SIZE, BOXES, STAGES, DEPTH,
-                                    A_SCALE, B_SCALE, BIAS, STORED)),
-                    (add_products, (tiles, out, never, 1, WARPGROUPS, CHUNKS, CHUNK, SIZE, BOXES, STAGES, DEPTH,
-                                    A_SCALE, B_SCALE, BIAS, STORED)),
-                    (fetch, (a_desc, b_desc, tiles, row, column, WARPGROUPS, CHUNKS, CHUNK, BOXES, STAGES)),
-                ],
-                [4, 1],
-                [REGISTERS, 24],
-            )  # fmt: skip
-        elif WARPGROUPS == 3:
-            gl.warp_specialize(
-                [
-                    (add_products, (tiles, out, never, 0, WARPGROUPS, CHUNKS, CHUNK, SIZE, BOXES, STAGES, DEPTH,
-                                    A_SCALE, B_SCALE, BIAS, STORED)),
-                    (add_products, (tiles, out, never, 1, WARPGROUPS, CHUNKS, CHUNK, SIZE, BOXES, STAGES, DEPTH,
-                                    A_SCALE, B_SCALE, BIAS, STORED)),
-                    (add_products, (tiles, out, never, 2, WARPGROUPS, CHUNKS, CHUNK, SIZE, BOXES, STAGES, DEPTH,
-                                    A_SCALE, B_SCALE, BIAS, STORED)),
-                    (fetch, (a_desc, b_desc, tiles, row, column, WARPGROUPS, CHUNKS, CHUNK, BOXES, STAGES)),
-                ],
-                [4, 4, 1],
-                [REGISTERS, REGISTERS, 24],
-            )  # fmt: skip
-        else:
-            gl.warp_specialize(
-                [
-                    (add_products, (tiles, out, never, 0, WARPGROUPS, CHUNKS, CHUNK, SIZE, BOXES, STAGES, DEPTH,
-                                    A_SCALE, B_SCALE, BIAS, STORED)),
-                    (add_products, (tiles, out, never, 1, WARPGROUPS, CHUNKS, CHUNK, SIZE, BOXES, STAGES, DEPTH,
-                                    A_SCALE, B_SCALE, BIAS, STORED)),
-                    (add_products, (tiles, out, never, 2, WARPGROUPS, CHUNKS, CHUNK, SIZE, BOXES, STAGES, DEPTH,
-                                    A_SCALE, B_SCALE, BIAS, STORED)),
-                    (add_products, (tiles, out, never, 3, WARPGROUPS, CHUNKS, CHUNK, SIZE, BOXES, STAGES, DEPTH,
-                                    A_SCALE, B_SCALE, BIAS, STORED)),
-                    (fetch, (a_desc, b_desc, tiles, row, column, WARPGROUPS, CHUNKS, CHUNK, BOXES, STAGES)),
-                ],
-                [4, 4, 4, 1],
-                [REGISTERS, REGISTERS, REGISTERS, 24],
-            )  # fmt: skip
+    elif WARPGROUPS == 3:
+        gl.warp_specialize(
+            [
+                (add_products, (tiles, out, never, 0, WARPGROUPS, CHUNKS, CHUNK, SIZE, BOXES, STAGES, DEPTH,
+                                A_SCALE, B_SCALE, BIAS, STORED)),
+                (add_products, (tiles, out, never, 1, WARPGROUPS, CHUNKS, CHUNK, SIZE, BOXES, STAGES, DEPTH,
+                                A_SCALE, B_SCALE, BIAS, STORED)),
+                (add_products, (tiles, out, never, 2, WARPGROUPS, CHUNKS, CHUNK, SIZE, BOXES, STAGES, DEPTH,
+                                A_SCALE, B_SCALE, BIAS, STORED)),
+                (fetch, (a_desc, b_desc, tiles, row, column, WARPGROUPS, CHUNKS, CHUNK, BOXES, STAGES)),
+            ],
+            [4, 4, 1],
+            [REGISTERS, REGISTERS, 24],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (add_products, (tiles, out, never, 0, WARPGROUPS, CHUNKS, CHUNK, SIZE, BOXES, STAGES, DEPTH,
+                                A_SCALE, B_SCALE, BIAS, STORED)),
+                (add_products, (tiles, out, never, 1, WARPGROUPS, CHUNKS, CHUNK, SIZE, BOXES, STAGES, DEPTH,
+                                A_SCALE, B_SCALE, BIAS, STORED)),
+                (add_products, (tiles, out, never, 2, WARPGROUPS, CHUNKS, CHUNK, SIZE, BOXES, STAGES, DEPTH,
+                                A_SCALE, B_SCALE, BIAS, STORED)),
+                (add_products, (tiles, out, never, 3, WARPGROUPS, CHUNKS, CHUNK, SIZE, BOXES, STAGES, DEPTH,
+                                A_SCALE, B_SCALE, BIAS, STORED)),
+                (fetch, (a_desc, b_desc, tiles, row, column, WARPGROUPS, CHUNKS, CHUNK, BOXES, STAGES)),
+            ],
+            [4, 4, 4, 1],
+            [REGISTERS, REGISTERS, REGISTERS, 24],
+        )  # fmt: skip

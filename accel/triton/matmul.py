@@ -3,8 +3,9 @@
 * `Fused`: every pair of formats, straight from packed codes.
 * `Folded`: operands are decoded first, block scales folded in. Within a block all products have the same two scales, so the
   dot of folded elements is the scaled dot, if nothing overflows, underflows or needs more bits than the operands' dtype has.
-  The kernel that folds sees whether a scale is too large or small; then a flag on the device sends the call to `Fused`.
-* `Warpgroups`: the same on Hopper, with the tensor core and the additions at work at once.
+  The kernel that folds sees whether a scale is too large or small, and flags its rows; tiles of those are made by `Fused`.
+* `Warpgroups`: the same on Hopper, with the tensor core and the additions at work at once. FP4 elements with E8M0 scales are
+  folded to float8 there, at twice the tensor core's rate, each row by its own power of two.
 
 Products of decoded values (a plain `a`, or `semantics="dequantized"`) are those of `_chains.py`.
 """
@@ -32,9 +33,9 @@ from accel.triton._launch import (
     missing,
     packing_refusal,
 )
-from accel.triton._products import fold_kernel, folded_product_kernel, product_kernel
+from accel.triton._products import FLAG_ROWS, fold_float8_kernel, fold_kernel, folded_product_kernel, product_kernel
 from mxref.blocks import BlockTensor
-from mxref.formats import FLOAT_MAX, BlockFormat
+from mxref.formats import ELEMENT_FORMATS, FLOAT_MAX, BlockFormat
 from mxref.grid import Grid
 from mxref.matmul import check_matmul, dot_bits, half_bits
 from mxref.registry import Kernel
@@ -67,8 +68,8 @@ class Folded:
 
 @dataclass(frozen=True)
 class Warpgroups:
-    """`fold_kernel` and the kernel of `_warpgroups.py`: tiles of `64 * warpgroups` x `chunk * chunks`, stages of `boxes`
-    times 64 elements along K, `depth` product tiles."""
+    """A kernel that folds and that of `_warpgroups.py`: tiles of `64 * warpgroups` x `chunk * chunks`, stages of `boxes`
+    times 128 bytes along K, `depth` product tiles."""
 
     warpgroups: int
     chunks: int
@@ -123,16 +124,25 @@ def multiply(
     if isinstance(path, Fused):
         _multiply_codes(x, y, end, out, size, path, None)
         return out
-    flag = torch.zeros(1, dtype=torch.int32, device=a.device)
-    dtype = folded_dtype(a.format, b.format)
-    a_folded, b_folded = x.folded(dtype, size, flag), y.folded(dtype, size, flag)
+    flags = (x.no_flags(), y.no_flags())
+    folded = folded_operands(x, y, path, flags)
     if isinstance(path, Folded):
-        _multiply_folded(a_folded, b_folded, end, out, x.length, size, path, flag)
+        _multiply_folded(*folded, end, out, x.length, size, path)
     else:
-        _multiply_by_warpgroups(a_folded, b_folded, end, out, x.length, size, path, flag)
+        _multiply_by_warpgroups(*folded, end, out, x.length, size, path)
     if a.format.scale.is_power_of_two or b.format.scale.is_power_of_two:
-        _multiply_codes(x, y, end, out, size, fused(a, b), flag)
+        _multiply_codes(x, y, end, out, size, fused(a, b), flags)
     return out
+
+
+def folded_operands(
+    a: "_Operand", b: "_Operand", path: Folded | Warpgroups, flags: tuple[torch.Tensor, torch.Tensor]
+) -> tuple["_Folded", "_Folded"]:
+    """Both operands as a path takes them; rows that lose bits are flagged."""
+    if isinstance(path, Warpgroups) and in_float8(a.format, b.format) and a.length % 32 == 0:
+        return a.folded_to_float8(flags[0]), b.folded_to_float8(flags[1])
+    dtype, size = folded_dtype(a.format, b.format), min(a.format.block_size, b.format.block_size)
+    return a.folded(dtype, size, flags[0]), b.folded(dtype, size, flags[1])
 
 
 # ---- what a call takes ----------------------------------------------------------------------------------------------
@@ -191,6 +201,15 @@ def folded_dtype(a: BlockFormat, b: BlockFormat) -> torch.dtype | None:
     return torch.bfloat16 if bits <= 24 and all(_significand(f) <= 8 for f in (a, b)) else None
 
 
+def in_float8(a: BlockFormat, b: BlockFormat) -> bool:
+    """Whether Hopper's float8 dots are exact: it aligns products to 13 bits behind the largest, and FP4 needs no more in
+    blocks of 32 (SPEC 5.1). Scales must be powers of two, so that what is folded keeps FP4's significand."""
+    return all(f.element == ELEMENT_FORMATS["e2m1"] and f.scale.is_power_of_two and f.block_size == 32 for f in (a, b))
+
+
+FLOAT8_HIGHEST = 2.0**42  # scales may be this large: the sum of 2^26 dots of such blocks stays below 2^123
+
+
 def _significand(format: BlockFormat) -> int:
     """Bits of an element times its block scale."""
     return format.element.mantissa_bits + 1 + (0 if format.scale.is_power_of_two else format.scale.mantissa_bits + 1)
@@ -224,6 +243,8 @@ def chosen(a: BlockTensor, b: BlockTensor) -> Fused | Folded | Warpgroups:
     if dtype == torch.float64:
         return Folded(64, 64, 4, 3)
     if _is_hopper(a.device) and a.shape[-1] % 64 == 0 and a.shape[-1] > 128:  # one tile of K alone loses a block
+        if in_float8(a.format, b.format):
+            return Warpgroups(4, 2, 64, 1, 4, 1)
         small = min(a.format.block_size, b.format.block_size) < 32
         return Warpgroups(2, 3 if small else 4, 64, 2, 2, 2)
     return Folded(128, 128, 8)
@@ -242,6 +263,14 @@ def _is_hopper(device: torch.device) -> bool:
 
 
 # ---- launches -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Folded:
+    """Elements times block scales `[rows, K]`; times `powers` `[rows]` where there are such."""
+
+    values: torch.Tensor
+    powers: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -270,6 +299,10 @@ class _Operand:
     def rows(self) -> int:
         return self.codes.shape[0]
 
+    def no_flags(self) -> torch.Tensor:
+        """Zeros: one for every so many rows."""
+        return torch.zeros(triton.cdiv(self.rows, FLAG_ROWS.value), dtype=torch.int32, device=self.codes.device)
+
     def constants(self, prefix: str) -> dict:
         """What `product_kernel` needs to know of the format."""
         element, scale = element_constants(self.format.element), scale_constants(self.format)
@@ -284,8 +317,8 @@ class _Operand:
         }
         return {f"{prefix}_{name}": value for name, value in constants.items()}
 
-    def folded(self, dtype: torch.dtype, size: int, flag: torch.Tensor) -> torch.Tensor:
-        """Elements times block scales `[rows, K]`, rows on 16 bytes; the flag is set where that loses bits."""
+    def folded(self, dtype: torch.dtype, size: int, flags: torch.Tensor) -> _Folded:
+        """In a dtype that holds elements times block scales, rows on 16 bytes; rows whose scales it does not are flagged."""
         if INTERPRETED and dtype == torch.bfloat16:
             dtype = torch.float32  # the interpreter's dots take no bfloat16
         geometry = Geometry(Grid((self.rows, self.length), -1, self.format.block_size, 1))
@@ -297,14 +330,31 @@ class _Operand:
         wanted = ("BITS", "MANTISSA", "MAX", "MAX_CODE", "SIGN_SHIFT", "INTEGER", "UNBIAS", "INF_CODE")
         if geometry.blocks:
             fold_kernel[geometry.programs](
-                geometry.words(codes, self.format.element.bits), self.scales, memory(out), flag, *geometry.sizes,
+                geometry.words(codes, self.format.element.bits), self.scales, memory(out), flags, *geometry.sizes,
                 codes.shape[-1], *strides, *out_strides, **geometry.constants, RUN=geometry.run(codes),
                 RUN_OUT=geometry.run(out), STORED=tl.float64 if dtype == torch.float64 else STORED[dtype],
                 POWER=scale["POWER_OF_TWO"], SCALE_NAN=scale["SCALE_NAN"], SCALE_MANTISSA=scale["SCALE_MANTISSA"],
                 SCALE_UNBIAS=scale["SCALE_UNBIAS"], LOWEST_SCALE=ceil(log2(lowest)) + 127,
                 HIGHEST_SCALE=int(log2(highest)) + 127, **{name: element[name] for name in wanted}, **geometry.options,
             )  # fmt: skip
-        return out
+        return _Folded(out)
+
+    def folded_to_float8(self, flags: torch.Tensor) -> _Folded:
+        """In float8 e5m2, by a power of two a row; rows whose scales lie too far apart for that are flagged. Blocks are
+        whole."""
+        out = torch.empty((self.rows, self.length), dtype=torch.float8_e5m2, device=self.codes.device)
+        powers = torch.empty(self.rows, dtype=torch.float32, device=self.codes.device)
+        aligned = self.codes.data_ptr() % 16 == 0 and self.codes.stride(0) % 4 == 0
+        codes = (self.codes if aligned else self.codes.contiguous().clone()).view(torch.int32)
+        lowest, _ = scale_range(self.format, 32)
+        k_blocks = self.length // 32
+        fold_float8_kernel[(self.rows,)](
+            codes, self.scales, out.view(torch.int32), powers, flags, k_blocks, codes.stride(0), self.scales.stride(0),
+            BLOCKS=min(256, triton.next_power_of_2(k_blocks)), LOWEST_SCALE=ceil(log2(lowest)) + 127,
+            HIGHEST_SCALE=int(log2(FLOAT8_HIGHEST)) + 127, SCALE_NAN=scale_constants(self.format)["SCALE_NAN"],
+            **_options_of(4),
+        )  # fmt: skip
+        return _Folded(out, powers)
 
 
 @dataclass(frozen=True)
@@ -329,38 +379,47 @@ def _programs(out: torch.Tensor, m: int, n: int) -> tuple[int]:
     return (triton.cdiv(out.numel() // out.shape[-1], m) * triton.cdiv(out.shape[-1], n),)
 
 
+def _options_of(warps: int) -> dict:
+    return {} if INTERPRETED else {"num_warps": warps, "enable_fp_fusion": False}
+
+
 def _options(path: Fused | Folded) -> dict:
     return {} if INTERPRETED else {"num_warps": path.warps, "num_stages": path.stages, "enable_fp_fusion": False}
 
 
-def _multiply_codes(x: _Operand, y: _Operand, end: _End, out, size: int, path: Fused, flag: torch.Tensor | None) -> None:
+def _multiply_codes(
+    x: _Operand, y: _Operand, end: _End, out, size: int, path: Fused, flags: tuple[torch.Tensor, torch.Tensor] | None
+) -> None:
     product_kernel[_programs(out, path.m, path.n)](
-        x.codes, x.scales, y.codes, y.scales, memory(out), *end.pointers, out if flag is None else flag,
+        x.codes, x.scales, y.codes, y.scales, memory(out), *end.pointers, *(flags or (out, out)),
         x.rows, y.rows, -(-x.length // size), x.codes.shape[1], y.codes.shape[1], x.codes.stride(0), y.codes.stride(0),
         x.scales.shape[1], y.scales.shape[1], 1.0, *end.strides,
-        M=path.m, N=path.n, SIZE=size, GROUP=path.group, WHOLE=x.length % size == 0, IF_FLAGGED=flag is not None,
+        M=path.m, N=path.n, SIZE=size, GROUP=path.group, WHOLE=x.length % size == 0, IF_FLAGGED=flags is not None,
         METHOD=method(x.format, y.format), **end.constants, **x.constants("A"), **y.constants("B"), **_options(path),
     )  # fmt: skip
 
 
-def _multiply_folded(a, b, end: _End, out: torch.Tensor, k: int, size: int, path: Folded, flag: torch.Tensor) -> None:
+def _multiply_folded(a: _Folded, b: _Folded, end: _End, out: torch.Tensor, k: int, size: int, path: Folded) -> None:
+    rows, columns, stride = a.values.shape[0], b.values.shape[0], a.values.stride(0)
     folded_product_kernel[_programs(out, path.m, path.n)](
-        a, b, memory(out), *end.pointers, flag, a.shape[0], b.shape[0], k, -(-k // size), a.stride(0), 1.0, *end.strides,
+        a.values, b.values, memory(out), *end.pointers, rows, columns, k, -(-k // size), stride, 1.0, *end.strides,
         M=path.m, N=path.n, SIZE=size, GROUP=path.group, WHOLE=k % size == 0, **end.constants, **_options(path),
     )  # fmt: skip
 
 
 def _multiply_by_warpgroups(
-    a, b, end: _End, out: torch.Tensor, k: int, size: int, path: Warpgroups, flag: torch.Tensor
+    a: _Folded, b: _Folded, end: _End, out: torch.Tensor, k: int, size: int, path: Warpgroups
 ) -> None:
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    from accel.triton._warpgroups import box_layout, warpgroup_product_kernel
+    from accel.triton._warpgroups import BOX_BYTES, box_layout, warpgroup_product_kernel
 
-    a_boxes = TensorDescriptor.from_tensor(a, [64, 64], box_layout)
-    b_boxes = TensorDescriptor.from_tensor(b, [path.chunk, 64], box_layout)
+    layout, box = box_layout(8 * a.values.itemsize), BOX_BYTES // a.values.itemsize
+    a_boxes = TensorDescriptor.from_tensor(a.values, [64, box], layout)
+    b_boxes = TensorDescriptor.from_tensor(b.values, [path.chunk, box], layout)
     warpgroup_product_kernel[_programs(out, 64 * path.warpgroups, path.chunk * path.chunks)](
-        a_boxes, b_boxes, memory(out), *end.pointers, flag, a.shape[0], b.shape[0], triton.cdiv(k, 64 * path.boxes),
+        a_boxes, b_boxes, memory(out), *end.pointers, a.powers, b.powers, a.values.shape[0], b.values.shape[0],
+        triton.cdiv(k, box * path.boxes),
         *end.strides, WARPGROUPS=path.warpgroups, CHUNKS=path.chunks, CHUNK=path.chunk, SIZE=size,
         BOXES=path.boxes, STAGES=path.stages, DEPTH=path.depth, GROUP=path.group, REGISTERS=path.registers, **end.constants,
         num_warps=4, enable_fp_fusion=False,

@@ -102,6 +102,8 @@ function barChart(parent, title, bars, { logarithmic = false, below = "", head =
   });
 }
 
+const COLOURS = 8; // c0 to c7
+const DASHES = [null, "7 3", "2 3", "9 3 2 3", "5 5"];
 const MARKS = ["M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0", "M-4,-4h8v8h-8z", "M0,-5L5,4H-5z", "M0,-5L5,0L0,5L-5,0z"];
 
 /** Lines through points at named places; `series`: label, and points with place, value, ceiling and row. */
@@ -156,11 +158,13 @@ function lineChart(parent, title, places, series, unit, rest = []) {
   const legend = add(figure, "ul", { class: "legend" });
   series.forEach((line, i) => {
     oneMachine(line.points.map((point) => point.row));
-    const [colour, mark] = [`c${i % 8}`, MARKS[(i + Math.floor(i / 8)) % MARKS.length]];
+    const round = Math.floor(i / COLOURS); // colours come again, with other marks and dashes
+    const [colour, mark, dash] = [`c${i % COLOURS}`, MARKS[(i + round) % MARKS.length], DASHES[round % DASHES.length]];
     const group = add(svg, "g", { class: "series", "data-machine": line.points[0].row.machine });
     add(group, "polyline", {
       class: `line ${colour}`,
       style: "fill:none",
+      "stroke-dasharray": dash,
       points: line.points.map((p) => `${x(p.place)},${y(p.value)}`).join(" "),
     });
     for (const point of line.points) {
@@ -173,7 +177,7 @@ function lineChart(parent, title, places, series, unit, rest = []) {
     }
     const item = add(legend, "li");
     const swatch = add(item, "svg", { viewBox: "-13 -6 26 12", "aria-hidden": "true" });
-    add(swatch, "line", { class: `line ${colour}`, x1: -13, x2: 13, y1: 0, y2: 0 });
+    add(swatch, "line", { class: `line ${colour}`, "stroke-dasharray": dash, x1: -13, x2: 13, y1: 0, y2: 0 });
     add(swatch, "path", { class: colour, d: mark });
     item.append(line.label);
   });

@@ -82,7 +82,7 @@ function makeFilters() {
       const label = add(field, "label");
       const onchange = (event) => choose(facet, value, event.target.checked);
       add(label, "input", { type: "checkbox", value, name: facet, onchange }).checked = state[facet].has(value);
-      label.append(value === "-" ? "- (none)" : value);
+      label.append(facet === "format" ? inWords(value) : value);
       add(label, "span", { class: "count", "aria-label": `${count} rows` }, String(count));
     }
     details.addEventListener("keydown", (event) => {

@@ -15,10 +15,6 @@ function render() {
   const machines = [...new Set(rows.map((row) => row.machine))];
   $("status").textContent =
     `${rows.length} of ${ofKind().length} rows, ${machines.length} ${machines.length === 1 ? "device" : "devices"}`;
-  $("machines").hidden = machines.length < 2;
-  $("machines").textContent =
-    `${machines.length} devices are shown: ${machines.join("; ")}. Their numbers cannot be compared: ` +
-    "each has charts of its own, and no line or bar chart holds two.";
   for (const section of document.querySelectorAll("section[data-show]")) {
     section.hidden = !section.dataset.show.split(" ").includes(state.show);
   }
@@ -30,7 +26,13 @@ function render() {
     drawSweep(rows);
   }
   if (state.show === "conformance") drawMatrix(rows);
-  if (state.show !== "other") drawHistory();
+  const past = state.show === "other" ? [] : drawHistory(machines);
+  const gone = past.filter((machine) => !machines.includes(machine));
+  const all = [...machines, ...gone.map((machine) => `${machine} (in the history alone)`)];
+  $("machines").hidden = all.length < 2;
+  $("machines").textContent =
+    `${all.length} devices are shown: ${all.join("; ")}. Their numbers cannot be compared: ` +
+    "each has charts of its own, and no line or bar chart holds two.";
   const tables = $("rows").querySelector(".tables");
   tables.replaceChildren();
   if (!rows.length) add(tables, "p", {}, "No row passes the filters.");

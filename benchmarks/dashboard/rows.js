@@ -29,6 +29,8 @@ function under(row, facet) {
   return facet === "format" ? row.format.split(" ") : row[facet] === "" ? [] : [row[facet]];
 }
 
+const inWords = (format) => (format === "-" ? "no format" : format);
+
 // A row's numbers, of which a measure is one.
 const ofCeiling = (row) => (row.values.ceiling_ms && timeOf(row) ? row.values.ceiling_ms / row.values.ms : null);
 const shareOf = (row) => (ofCeiling(row) < 0.1 ? String(Number(ofCeiling(row).toPrecision(2))) : ofCeiling(row).toFixed(2));

@@ -155,15 +155,20 @@ function drawLines(parent, title, places, lines, placeOf, rest = []) {
   lineChart(parent, title, places, series, unit, rest);
 }
 
-function drawHistory() {
+/** Draws it, and returns its machines. */
+function drawHistory(machines) {
   const note = ["Each point is a committed version of a record, in the order of commits."];
   if (data.missing) note.push(`There is nothing to draw: ${data.missing}.`);
   if (data.unread.length)
     note.push(`Not drawn, since their form is no longer known: ${data.unread.map((why) => why.split(":")[0]).join(", ")}.`);
-  $("history-note").textContent = note.join(" ");
   const rows = PAST.filter((row) => row.kind === state.show && chosen(row));
   const charts = state.show === "speed" ? historyOfSpeed(rows) : historyOfConformance(rows);
+  const drawn = [...new Set(charts.map((chart) => oneMachine(chart.rows)))];
+  const gone = drawn.filter((machine) => !machines.includes(machine));
+  if (gone.length) note.push(`In the history alone, since no record of today is of it: ${gone.join("; ")}.`);
+  $("history-note").textContent = note.join(" ");
   drawAll("history", charts, data.missing ? "" : "Nothing here has been measured at two commits.");
+  return drawn;
 }
 
 const commitOf = (version) =>

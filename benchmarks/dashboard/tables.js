@@ -10,10 +10,12 @@ const WHERE = [
 const WHAT = [
   ["op", (r) => r.op],
   ["format", (r) => r.format],
-  ["dtype", (r) => r.dtype],
+]; // then the numbers, so that a narrow screen shows them
+const HOW = [
   ["library", (r) => r.library],
-  ["recipe", (r) => r.recipe],
+  ["dtype", (r) => r.dtype],
   ["size", (r) => r.size],
+  ["recipe", (r) => r.recipe],
   ["detail", (r) => r.detail],
 ];
 const value = (name) => [name, (row) => row.values[name]];
@@ -25,35 +27,43 @@ const TIMED = indexed(
   judgedBy,
 );
 
-/** The speeds of what a row of conformance is about, on the same machine. */
+/** The speeds of what a row of conformance is about, on the same machine; and what many of them have in common. */
 function speedsOf(rows) {
   const [c] = rows;
-  const told = (TIMED.get(JSON.stringify(judgedBy(c))) || []).map((r) => {
+  const timed = TIMED.get(JSON.stringify(judgedBy(c))) || [];
+  const told = timed.map((r) => {
     if (failed(r)) return `no speed is shown: ${r.standing.words}`;
     const number = ofCeiling(r)
       ? `${shareOf(r)} of ${r.values.ceiling}`
       : written(measured(r, "throughput"), unitFor("throughput", r));
-    return `${[r.op === c.op ? "" : r.op, r.dtype, r.size].filter(Boolean).join(" ")}: ${number}`;
+    return `${[r.op === c.op ? "" : r.op, r.dtype, r.size, r.detail].filter(Boolean).join(" ")}: ${number}`;
   });
-  return [...new Set(told)];
+  const shares = timed.filter(ofCeiling).sort((a, b) => ofCeiling(a) - ofCeiling(b));
+  const ceilings = [...new Set(shares.map((r) => r.values.ceiling))];
+  const range = shares.length ? `: ${shareOf(shares[0])} to ${shareOf(shares.at(-1))} of ${ceilings.join(" or ")}` : "";
+  const lines = [...new Set(told)];
+  return { lines, summary: `${lines.length} speeds${range}` };
 }
 
 function columnsOf(rows) {
   const { show } = state;
   if (show === "conformance")
-    return [...WHAT, ...["passed", "failed", "known", "refused"].map(value), ["reasons", (r) => r.note], ...WHERE];
+    return [...WHAT, ...["passed", "failed", "known", "refused"].map(value), ...HOW, ["reasons", (r) => r.note], ...WHERE];
   if (show === "other") {
     const names = [...new Set(rows.flatMap((row) => Object.keys(row.values)))];
-    return [...WHAT, ...names.map(value), ["note", (r) => r.note], ...WHERE];
+    const counted = (name) => rows.some((row) => typeof row.values[name] === "number");
+    const ordered = [...names.filter(counted), ...names.filter((name) => !counted(name))];
+    return [...WHAT, ...ordered.map(value), ...HOW, ["note", (r) => r.note], ...WHERE];
   }
   return [
     ...WHAT,
     ["ms", (r) => (failed(r) ? "failed conformance" : timeOf(r))],
     ["GB/s", (r) => (timeOf(r) && r.values.moved_bytes ? r.values.moved_bytes / r.values.ms / 1e6 : undefined)],
     ["TFLOP/s", (r) => (timeOf(r) && r.values.flops ? r.values.flops / r.values.ms / 1e9 : undefined)],
+    ["of the ceiling", (r) => ofCeiling(r) ?? undefined],
+    ...HOW,
     value("ceiling"),
     value("ceiling_ms"),
-    ["of the ceiling", (r) => ofCeiling(r) ?? undefined],
     value("same_bits"),
     ["conformance", (r) => r.standing?.words],
     ["note", (r) => r.note],
@@ -103,7 +113,7 @@ function drawTable(parent, title, rows) {
   add(tools, "span", {}, `${rows.length} rows`);
   const region = add(parent, "div", { class: "scroll", role: "region", tabindex: "0", "aria-label": `Table: ${title}` });
   const table = add(region, "table");
-  add(table, "caption", {}, title);
+  add(add(table, "caption"), "span", {}, title);
   const header = add(add(table, "thead"), "tr");
   for (const { name, cells } of kept) {
     const sorted = state.sort === name ? "ascending" : state.sort === `-${name}` ? "descending" : "none";
@@ -158,7 +168,7 @@ function download(text, name) {
   URL.revokeObjectURL(url);
 }
 
-/** Op by format by dtype: one table a record, with the reasons of refusals and the speed of the same backend. */
+/** Op by format by dtype: one table a record, with the speed of the same backend and the reasons of refusals. */
 function drawMatrix(rows) {
   const parent = $("matrix").querySelector(".tables");
   parent.replaceChildren();
@@ -168,25 +178,38 @@ function drawMatrix(rows) {
     const dtypes = [...new Set(record.map((row) => row.dtype))];
     const region = add(parent, "div", { class: "scroll", role: "region", tabindex: "0", "aria-label": `Matrix: ${title}` });
     const table = add(region, "table", { class: "matrix" });
-    add(table, "caption", {}, title);
+    add(add(table, "caption"), "span", {}, title);
     const header = add(add(table, "thead"), "tr");
     const groups = grouped(record, (row) => [row.op, row.format]);
-    const timed = groups.some((group) => speedsOf(group).length);
-    for (const name of ["op", "format", ...dtypes, ...(timed ? ["speed"] : [])]) add(header, "th", { scope: "col" }, name);
+    const timed = groups.some((group) => speedsOf(group).lines.length);
+    const refusing = record.some((row) => row.note);
+    const last = [...(timed ? ["speed"] : []), ...(refusing ? ["why refused"] : [])];
+    for (const name of ["op", "format", ...dtypes, ...last]) add(header, "th", { scope: "col" }, name);
     const body = add(table, "tbody");
     for (const group of groups) {
       const tr = add(body, "tr");
       add(tr, "td", {}, group[0].op);
-      add(tr, "td", {}, group[0].format);
+      add(tr, "td", { class: "operands" }, inWords(group[0].format));
       for (const dtype of dtypes) {
         const cell = add(tr, "td", { class: "cell" });
         const row = group.find((one) => one.dtype === dtype);
         if (row) outcomes(cell, row);
       }
-      const cell = timed ? add(tr, "td", { class: "cell" }) : null;
-      for (const speed of timed ? speedsOf(group) : []) add(cell, "span", {}, speed);
+      const cell = timed ? add(tr, "td", { class: "cell speed" }) : null;
+      if (timed) addSpeeds(cell, speedsOf(group));
+      const reasons = refusing ? add(tr, "td", { class: "cell why" }) : null;
+      const why = new Set(group.flatMap((row) => row.note.split("; ").filter(Boolean)));
+      for (const reason of refusing ? why : []) add(reasons, "small", {}, reason);
     }
   }
+}
+
+const FEW_SPEEDS = 4; // of a cell; more are folded
+
+function addSpeeds(cell, { lines, summary }) {
+  const parent = lines.length > FEW_SPEEDS ? add(cell, "details") : cell;
+  if (parent !== cell) add(parent, "summary", {}, summary);
+  for (const line of lines) add(parent, "span", {}, line);
 }
 
 function outcomes(cell, row) {
@@ -196,5 +219,4 @@ function outcomes(cell, row) {
     const kind = outcome === "known" ? "failed" : outcome;
     add(cell, "span", { class: kind }, `${mark} ${row.values[outcome]} ${outcome}`);
   }
-  if (row.note) add(cell, "small", {}, row.note);
 }

@@ -8,9 +8,12 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 
-def figure(caption: str, width: float, height: float, shapes: Iterable[str]) -> str:
-    """A picture with its caption; without blank lines, since one would end it in Markdown."""
-    style = f"max-width:{width:.0f}px;min-width:{0.9 * width:.0f}px"
+def figure(caption: str, width: float, height: float, shapes: Iterable[str], grows: float = 1) -> str:
+    """A picture with its caption; without blank lines, since one would end it in Markdown.
+
+    `grows`: how much wider it may be where there is room.
+    """
+    style = f"max-width:{grows * width:.0f}px;min-width:{0.9 * width:.0f}px"
     body = "\n".join(shapes)
     return (
         '<figure class="drawing">\n<div class="drawing-frame">\n'

@@ -6,7 +6,7 @@ import torch
 
 import mxref
 from docs._generate.drawing import box, figure, line, path, text
-from docs._generate.markdown import exact, fold, hexadecimal, listing, readable, table
+from docs._generate.markdown import counted, exact, fold, hexadecimal, listing, readable, table
 from mxref.elements import OVERFLOWS, ROUNDINGS
 from mxref.formats import BLOCK_FORMATS, ELEMENT_FORMATS, FLOAT_MAX, BlockFormat, ElementFormat
 from mxref.recipes import RECIPES, SEARCHES
@@ -40,6 +40,8 @@ def element_page(element: ElementFormat) -> str:
         parts += ["## Midpoints and ties", _ties_text(element), midpoints(element)]
         parts += ["## Relative spacing", spacing(element), _spacing_text(element)]
     parts += ["## Special inputs and codes", special_inputs(element), special_codes(element)]
+    if element.specials != "none":
+        parts.append(f"In a block: {stored_specials_text(element)}")
     parts += ["## Used by", _users(element)]
     return "\n\n".join(parts) + "\n"
 
@@ -52,7 +54,13 @@ def _element_summary(element: ElementFormat) -> str:
             f"A power of two in {element.bits} bits: an exponent without sign and without mantissa. The scale of MX formats."
         )
     else:
-        fields = f"{element.exponent_bits} exponent bits, {element.mantissa_bits} mantissa bits, bias {element.bias}"
+        fields = ", ".join(
+            (
+                counted(element.exponent_bits, "exponent bit"),
+                counted(element.mantissa_bits, "mantissa bit"),
+                f"bias {element.bias}",
+            )
+        )
         what = f"A float of {element.bits} bits: one sign bit, {fields}."
     return f"{what} Source: {element.source}."
 
@@ -333,6 +341,7 @@ def block_page(block: BlockFormat) -> str:
         fixed_and_policy(block),
         "## Special codes and blocks",
         special_blocks(block),
+        stored_specials(block),
         "## One block, step by step",
         worked_block(block),
     ]
@@ -383,15 +392,16 @@ def block_range(block: BlockFormat) -> str:
     smallest_scale = min(v for v in block.scale.positive if v > 0)
     smallest = min(v for v in block.element.positive if v > 0)
     largest = block.element.max * block.scale.max
+    before = " before a tensor scale" if block.tensor_scale else ""
     rows = [
         ("largest element", exact(block.element.max)),
         ("largest scale", f"{exact(block.scale.max)} (code `{hexadecimal(block.scale.max_code)}`)"),
         (
-            "largest magnitude before a tensor scale",
+            f"largest magnitude{before}",
             "beyond float32: decodes to Inf" if largest > FLOAT_MAX else exact(largest),
         ),
         ("smallest scale", f"{exact(smallest_scale)} (code `{hexadecimal(block.scale.positive.index(smallest_scale))}`)"),
-        ("smallest magnitude before a tensor scale", exact(smallest * smallest_scale)),
+        (f"smallest magnitude{before}", exact(smallest * smallest_scale)),
         ("within one block, largest over smallest", f"{block.element.max / smallest:.10g}"),
     ]
     return table(("property", "value"), rows)
@@ -476,6 +486,49 @@ def special_blocks(block: BlockFormat) -> str:
     return note + "\n\n" + table(("block", "input", "scale", "codes", "decodes to"), rows)
 
 
+def stored_specials_text(element: ElementFormat) -> str:
+    """What decoding makes of an element that is itself NaN or Inf."""
+    if element.specials == "none":
+        return f"{element.name.upper()} has no code for NaN or Inf, so only a NaN scale decodes to NaN."
+    inf = " An Inf code decodes to Inf of its sign, whatever the scale." if element.specials == "ieee" else ""
+    return (
+        "an element whose code is NaN decodes to NaN, whatever its sign bit and its scale; its neighbours keep their "
+        f"values.{inf} Only a NaN *scale* makes the whole block NaN. In a product every output that a NaN element takes "
+        f"part in is NaN. The NaN that comes out is always the canonical one, `0x{_canonical_nan(element):08X}` in float32. "
+        "With the default recipe `quantize` writes no such code: a NaN in its input becomes a NaN scale."
+    )
+
+
+def _canonical_nan(element: ElementFormat) -> int:
+    """The float32 bits that every NaN code of an element decodes to."""
+    codes = [code for code, value in enumerate(element.values) if math.isnan(value)]
+    bits = mxref.decode(torch.tensor(codes, dtype=torch.uint8), element).view(torch.int32).unique()
+    return int(bits.item())
+
+
+def stored_specials(block: BlockFormat) -> str:
+    """What stored blocks with a NaN or Inf code decode to, each beside an element of 1."""
+    element = block.element
+    if element.specials == "none":
+        return f"Of stored blocks: {stored_specials_text(element)}"
+    one = element.positive.index(1.0)
+    odd = [code for code, value in enumerate(element.values) if not math.isfinite(value)]
+    scales = [block.scale.positive.index(value) for value in (1.0, 2.0)] + [block.scale.nan_code]
+    rows = []
+    for code in odd:
+        cells = []
+        for scale in scales:
+            codes = torch.tensor([code, one], dtype=torch.uint8)
+            stored = mxref.BlockTensor.from_codes(
+                codes, torch.tensor([scale], dtype=torch.uint8), None, block, RECIPES[block.default_recipe]
+            )
+            cells.append(", ".join(readable(value) for value in mxref.dequantize(stored).tolist()))
+        shown = f"`{hexadecimal(code, element.bits)}` `{hexadecimal(one, element.bits)}`"
+        rows.append((shown, exact(element.values[code]), *cells))
+    header = ("stored codes", "the first is", *(f"decoded with scale `{hexadecimal(scale)}`" for scale in scales))
+    return f"Of stored blocks: {stored_specials_text(element)}\n\n" + table(header, rows)
+
+
 def worked_block(block: BlockFormat) -> str:
     """`mxref.explain` of one block, and the bytes that are stored."""
     x = torch.tensor(SAMPLE_BLOCK)
@@ -495,16 +548,16 @@ def overview() -> str:
         rows.append(
             (
                 f"[{block.name.upper()}](formats/{block.name}.md)",
+                f"{block.bits_per_element:g}",
                 f"[{block.element.name.upper()}](elements/{block.element.name}.md)",
                 block.block_size,
                 scale,
-                f"{block.bits_per_element:g}",
                 exact(block.element.max),
                 f"`{block.default_recipe}`",
             )
         )
     return table(
-        ("format", "element", "block", "scale", "bits a weight", "largest element", "default recipe"), rows, "llrlrrl"
+        ("format", "bits a weight", "element", "block", "scale", "largest element", "default recipe"), rows, "lrlrlrl"
     )
 
 

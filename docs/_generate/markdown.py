@@ -52,6 +52,11 @@ def exact(value: float) -> str:
     return sign + (power if significand == 1 else f"{significand:.10g} × {power}")
 
 
+def counted(count: int, what: str) -> str:
+    """`1 bit`, `2 bits`."""
+    return f"{count} {what}" + ("" if count == 1 else "s")
+
+
 def short(value: float, digits: int = 3) -> str:
     """A measured value, rounded for reading."""
     return f"{value:.{digits}g}"

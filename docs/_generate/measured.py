@@ -1,10 +1,11 @@
 """The committed records of measurements, as tables. Nothing here measures."""
 
 import json
+from collections import Counter
 
 from benchmarks.dashboard.standing import FAILED, PASSED, standings
 from benchmarks.records import RESULTS, Row, Run, read, text_of
-from docs._generate.markdown import NO_BREAK, short, table
+from docs._generate.markdown import NO_BREAK, fold, short, table
 from mxref.commands.bench import timings
 
 
@@ -49,44 +50,40 @@ def conformance_counts(name: str) -> str:
 
 
 def conformance(name: str) -> str:
-    """Passed cases by op and format; what failed or was refused beside them."""
-    data = record(name)
-    cells: dict[tuple[str, str], list[int]] = {}
-    for row in data["rows"]:
-        cell = cells.setdefault((row["op"], row["format"] or "-"), [0, 0, 0])
-        for i, outcome in enumerate(("passed", "failed", "refused")):
-            cell[i] += row[outcome]
-    rows = []
-    for op in dict.fromkeys(op for op, _ in cells):
-        formats = {format: cell for (of, format), cell in cells.items() if of == op}
-        listed = ", ".join(f"{format} {_counts(*cell)}" for format, cell in formats.items())
-        rows.append(
-            (
-                f"`{op}`",
-                sum(c[0] for c in formats.values()),
-                sum(c[1] for c in formats.values()),
-                sum(c[2] for c in formats.values()),
-                listed,
-            )
-        )
-    return table(("op", "passed", "failed", "refused", "by format"), rows, "lrrrl")
+    """Cases by op, and, folded, by op and format."""
+    outcomes = ("passed", "failed", "refused")
+    by_op: dict[str, Counter] = {}
+    by_format: dict[tuple[str, str], Counter] = {}
+    for row in record(name)["rows"]:
+        counts = Counter({outcome: row[outcome] for outcome in outcomes})
+        by_op.setdefault(row["op"], Counter()).update(counts)
+        by_format.setdefault((row["op"], _formats_in_words(row["op"], row["format"])), Counter()).update(counts)
+    rows = [(f"`{op}`", *(counts[outcome] for outcome in outcomes)) for op, counts in by_op.items()]
+    parts = [(f"`{op}`", format, *(counts[outcome] for outcome in outcomes)) for (op, format), counts in by_format.items()]
+    each = table(("op", "format", *outcomes), parts, "llrrr")
+    return table(("op", *outcomes), rows, "lrrr") + "\n\n" + fold("By op and format", each)
 
 
-def _counts(passed: int, failed: int, refused: int) -> str:
-    return f"{passed}" + (f" ({failed} failed)" if failed else "") + (f" ({refused} refused)" if refused else "")
+def _formats_in_words(op: str, formats: str) -> str:
+    """The formats of a case: of a product's operands, or of an expert's weights and of what they are multiplied with."""
+    if formats in ("", "-"):
+        return "no format"
+    first, *others = formats.split()
+    if op == "moe_experts":
+        inputs = {"": "too", "None": "not quantized"}
+        return f"{first}, inputs {inputs.get(''.join(others), ''.join(others))}"
+    return " × ".join((first, *others))
 
 
 def refusals(name: str) -> str:
-    """Why cases were refused, and how often."""
-    reasons: dict[str, int] = {}
+    """Why cases were refused, and how often; where the record has several reasons for one count, they stand together."""
+    counts: dict[tuple[str, ...], int] = {}
     for row in record(name)["rows"]:
-        for reason in row["reasons"]:
-            reasons[reason] = reasons.get(reason, 0) + row["refused"]
-    return (
-        table(("reason", "cases at most"), [(reason, count) for reason, count in reasons.items()], "lr")
-        if reasons
-        else "None."
-    )
+        if row["refused"]:
+            reasons = tuple(row["reasons"])
+            counts[reasons] = counts.get(reasons, 0) + row["refused"]
+    rows = [("one of: " * (len(reasons) > 1) + "; ".join(reasons), count) for reasons, count in counts.items()]
+    return table(("refused because", "cases"), rows, "lr")
 
 
 def exhaustive() -> str:
@@ -108,16 +105,20 @@ def _cell(value: object) -> str:
 
 
 def cpu_speed(name: str, *ops: str) -> str:
-    """Medians of `ops` in a record of a CPU, each with how many times its floor's that is."""
+    """Medians of `ops` in a record of a CPU, each over the median of its floor."""
     rows = []
     for timing in timings(record(name)):
         if timing.op in ops:
             ratio = "" if timing.ratio is None else f"{timing.ratio:.1f}"
             size = f"{NO_BREAK}×{NO_BREAK}".join(map(str, timing.size))
-            what = f"`{timing.op}`", timing.format, timing.dtype, size, timing.contender
-            rows.append((*what, short(1e3 * timing.seconds, 4), ratio, timing.floor or "", timing.note))
-    header = ("op", "format", "dtype", "size", "who", "median ms", "times the floor", "floor", "bits")
-    return table(header, rows, "lllllrrll")
+            who = timing.contender + (f" ({timing.note})" if timing.note else "")
+            floor = timing.floor or ""
+            floor = floor.replace(" ", NO_BREAK) if len(floor) < 12 else floor
+            rows.append(
+                (f"`{timing.op}`", timing.format, who, short(1e3 * timing.seconds, 4), ratio, floor, timing.dtype, size)
+            )
+    header = ("op", "format", "who", "median ms", "time over the floor's", "floor", "dtype", "size")
+    return table(header, rows, "lllrrlll")
 
 
 def _gpu_rows() -> list[dict]:
@@ -201,21 +202,25 @@ def evaluation() -> str:
     """What each format costs the embedded model."""
     rows = []
     for row in record("eval-embedded-cpu")["rows"]:
-        change = "" if row["change"] is None else f"{row['change']:+.4f} ± {row['change_error']:.4f}"
         snr = "" if row["snr_db"] is None else f"{row['snr_db']:.1f}"
         rows.append(
             (
                 row["weights"],
                 row["activations"],
-                row["recipe"] or "",
                 f"{row['bits_per_byte']:.4f}",
-                change,
+                _change(row),
                 f"{row['bits_per_weight']:.2f}",
                 snr,
+                row["recipe"] or "",
             )
         )
-    header = ("weights", "activations", "recipe", "bits/byte", "change ± standard error", "bits/weight", "SNR dB")
-    return table(header, rows, "lllrrrr")
+    header = ("weights", "activations", "bits/byte", "change ± standard error", "bits/weight", "SNR dB", "recipe")
+    return table(header, rows, "llrrrrl")
+
+
+def _change(row: dict) -> str:
+    """The change of a row of an evaluation with its standard error; nothing for the row that others are compared with."""
+    return "" if row["change"] is None else f"{row['change']:+.4f} ± {row['change_error']:.4f}"
 
 
 def evaluation_on_gpus() -> str:
@@ -231,18 +236,27 @@ def evaluation_on_gpus() -> str:
                 row["weights"],
                 row["activations"],
                 f"{row['bits_per_byte']:.4f}",
+                _change(row),
                 f"{row['cpu_bits_per_byte']:.4f}",
+                "" if row["cpu_change"] is None else f"{row['cpu_change']:+.4f}",
                 {True: "yes", False: "no", None: ""}[row.get("equal")],
             )
             for row in data["rows"]
         ]
-        header = ("weights", "activations", "bits/byte", "on the CPU", "experts have the reference's bits")
+        changes = [row for row in data["rows"] if row["change"] is not None]
+        noise = sum(abs(row["change"]) < 2 * row["change_error"] for row in changes)
+        header = ("weights", "activations", "bits/byte", "change ± standard error")
+        header += ("bits/byte on the CPU", "its change", "experts have the reference's bits")
         of = f"{len(data['expert_layers'])} calls of layers of experts, {data['scored_tokens']:,} tokens of the same text"
         why = (
             "Attention, norms and head are torch's on both and differ in their last bits, which quantization magnifies; "
             "what a layer of experts was given on the GPU, the reference on the CPU was given too."
         )
-        parts.append(f"On {data['device']}, {of}. {why}\n\n{table(header, rows, 'llrrl')}\n\n{source(path.stem)}")
+        few = (
+            f"The text is short: {noise} of {len(changes)} changes are below two standard errors, so this table is about "
+            "bits, not about what a format costs. Of the changes on the CPU the record holds no standard error."
+        )
+        parts.append(f"On {data['device']}, {of}. {why}\n\n{table(header, rows, 'llrrrrl')}\n\n{few}\n\n{source(path.stem)}")
     return "\n\n".join(parts)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import mxref
 from docs._generate.markdown import NO_BREAK, exact, table
 from mxref.conformance.contracts import CONTRACTS
-from mxref.formats import ELEMENT_FORMATS
+from mxref.formats import BLOCK_FORMATS, ELEMENT_FORMATS
 from mxref.matmul import dot_bits
 from mxref.moe import ACTIVATIONS, QUANTIZATION_POINTS
 
@@ -27,6 +27,25 @@ def dot_table() -> str:
         longest = (1 << FLOAT32_BITS) // (a.largest_multiple * b.largest_multiple)
         rows.append((f"{a.name}{NO_BREAK}×{NO_BREAK}{b.name}", *bits, where, longest if longest > 1 else "none"))
     return table(("pair", "bits, 16 elements", "bits, 32 elements", "exact in", "longest exact in float32"), rows, "lrrlr")
+
+
+def rounded_dots() -> str:
+    """The pairs of elements whose block dot can need more bits than float32 has."""
+    wide = {a.name for a, b in pairs() if a == b and dot_bits(a, b, 32) > FLOAT32_BITS}
+    rounded = [(a.name, b.name) for a, b in pairs() if dot_bits(a, b, 32) > FLOAT32_BITS]
+    assert rounded == [(a.name, b.name) for a, b in pairs() if {a.name, b.name} & wide]
+    return f"every pair with {' or '.join(name.upper() for name in sorted(wide))}"
+
+
+def rounded_scales() -> str:
+    """The formats whose products with NVFP4 can need more bits than float32 has once its block scale is in."""
+    nvfp4, rounded = BLOCK_FORMATS["nvfp4"], []
+    for other in BLOCK_FORMATS.values():
+        bits = dot_bits(nvfp4.element, other.element, min(nvfp4.block_size, other.block_size))
+        bits += sum(f.scale.mantissa_bits + 1 for f in (nvfp4, other) if not f.scale.is_power_of_two)
+        if bits > FLOAT32_BITS:
+            rounded.append(other.name.upper())
+    return " and ".join(rounded)
 
 
 def counting(name_a: str, name_b: str, length: int) -> str:

@@ -1,6 +1,7 @@
 """Scale rules: their bytes, where they saturate, what they cost; E4M3 scales; the tensor scale."""
 
 from dataclasses import replace
+from functools import cache
 
 import torch
 
@@ -76,7 +77,7 @@ def _threshold(rule: str, element: mxref.ElementFormat) -> str:
 def saturation(format: str = "mxfp4") -> str:
     """For each rule, where the maximum of a block lands among the element's values, over one binade of amax."""
     element = BLOCK_FORMATS[format].element
-    width, height, left, gap, across = 172, 150, 34, 16, 4
+    width, height, left, gap, across = 200, 150, 34, 16, 3
     top_value = 2 * element.max
     shapes = []
     for i, rule in enumerate(EXPONENT_RULES):
@@ -118,15 +119,35 @@ def _data() -> dict[str, torch.Tensor]:
     }  # Student's t of three degrees of freedom
 
 
+@cache
+def _rule_errors() -> dict[tuple[str, str], dict[str, str]]:
+    """By data and format with power-of-two scales: what each of mxref's recipes for them costs."""
+    recipes = [r for r in RECIPES.values() if r.name.startswith("ocp")]
+    mx = [block.name for block in BLOCK_FORMATS.values() if block.scale.is_power_of_two]
+    data = _data().items()
+    return {(kind, name): {r.name: _error(x, name, r) for r in recipes} for kind, x in data for name in mx}
+
+
 def rule_errors() -> str:
     """Signal-to-noise ratio of every rule in every format with power-of-two scales, and how many elements saturate."""
-    recipes = [r for r in RECIPES.values() if r.name.startswith("ocp")]
-    rows = []
-    for kind, x in _data().items():
-        for block in BLOCK_FORMATS.values():
-            if block.scale.is_power_of_two:
-                rows.append((kind, block.name, *(_error(x, block.name, recipe) for recipe in recipes)))
-    return table(("data", "format", *(f"`{r.name}`" for r in recipes)), rows, "ll" + "r" * len(recipes))
+    rows = [(*key, *errors.values()) for key, errors in _rule_errors().items()]
+    recipes = next(iter(_rule_errors().values()))
+    return table(("data", "format", *(f"`{name}`" for name in recipes)), rows, "ll" + "r" * len(recipes))
+
+
+def best_rules() -> str:
+    """In words: in how many rows of `rule_errors` each recipe has the highest ratio, alone or beside others."""
+    rows = [{name: float(error.split(" ")[0]) for name, error in errors.items()} for errors in _rule_errors().values()]
+    plain = [name for name in rows[0] if RECIPES[name].search == "none"]
+    searching = [name for name in rows[0] if name not in plain]
+    wins = {name: sum(row[name] == max(row.values()) for row in rows) for name in searching}
+    wins |= {name: sum(row[name] == max(row[other] for other in plain) for row in rows) for name in plain}
+    assert [name for name in wins if wins[name] == len(rows)] == searching, wins
+    others = ", ".join(f"`{name}` in {wins[name]}" for name in plain)
+    return (
+        f"`{'` and `'.join(searching)}` is best, or level with the best, in all {len(rows)} rows. Of the rules that look at "
+        f"amax alone none is: among themselves they are best, or level, in these numbers of rows: {others}."
+    )
 
 
 def nvfp4_errors() -> str:

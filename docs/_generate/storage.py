@@ -21,8 +21,9 @@ KINDS = ("element", "other", "third", "scale")  # of boxes, one after the other
 def packing(bits: int, codes: tuple[int, ...]) -> str:
     """A few codes and the bytes they are packed into, bit by bit."""
     packed = mxref.pack(torch.tensor(codes, dtype=torch.uint8), bits).tolist()
-    cell, left = 26, 74
-    width = left + 8 * len(packed) * cell + 12
+    left, wide = 44, 288  # a phone shows all of it
+    cell = min(26, wide / (8 * len(packed)))
+    width = left + 8 * len(packed) * cell + 4
     shapes = []
     for k, code in enumerate(codes):
         x = left + 8 * len(packed) * cell - (k + 1) * bits * cell
@@ -33,23 +34,23 @@ def packing(bits: int, codes: tuple[int, ...]) -> str:
                 bits * cell,
                 30,
                 KINDS[k % 4],
-                f"code {k} = {hexadecimal(code, bits)}" if bits > 4 else f"{k}: {hexadecimal(code, bits)}",
+                f"{k}: {hexadecimal(code, bits)}",
             )
         )
         for i in range(bits):
             digit = f"{code >> (bits - 1 - i) & 1}"
-            shapes.append(box(x + i * cell, 46, cell, cell, KINDS[k % 4], digit))
+            shapes.append(box(x + i * cell, 44, cell, 28, KINDS[k % 4], digit))
     for i, byte in enumerate(packed):
         x = left + 8 * (len(packed) - 1 - i) * cell
-        shapes.append(box(x, 80, 8 * cell, 30, "plain", f"byte {i} = {hexadecimal(byte)}"))
+        shapes.append(box(x, 80, 8 * cell, 30, "plain", f"byte {i}: {hexadecimal(byte)}"))
     shapes += [
-        text(left - 10, 28, "codes", "end", "small"),
-        text(left - 10, 64, "bits", "end", "small"),
-        text(left - 10, 100, "bytes", "end", "small"),
+        text(left - 8, 28, "codes", "end", "small"),
+        text(left - 8, 64, "bits", "end", "small"),
+        text(left - 8, 100, "bytes", "end", "small"),
     ]
     count = "1 byte" if len(packed) == 1 else f"{len(packed)} bytes"
     caption = f"{len(codes)} codes of {bits} bits in {count}; the highest bit is on the left, so read from right to left"
-    return figure(caption, width, 120, shapes)
+    return figure(caption, width, 120, shapes, grows=1.4)
 
 
 def packing_table() -> str:
@@ -166,14 +167,13 @@ def dialects() -> str:
             (
                 dialect,
                 layout.format,
-                f"`…{layout.codes}`\n{layout.codes_dtype}",
-                f"`…{layout.scales}`\n{' or '.join(layout.scales_dtype)}",
+                f"`…{layout.codes}`\n{layout.codes_dtype}, {_order(layout)}",
+                f"`…{layout.scales}`\n{' or '.join(layout.scales_dtype)}, {' or '.join(f'`{name}`' for name in stored)}",
                 "\n".join(scales) or "-",
-                f"{_order(layout)}\n" + " or ".join(f"`{name}`" for name in stored),
                 f"`{layout.recipe}`",
             )
         )
-    header = ("dialect", "format", "codes", "block scales", "tensor scales: direction", "codes; scales", "read as recipe")
+    header = ("dialect", "format", "codes", "block scales", "tensor scales: direction", "read as recipe")
     return table(header, rows)
 
 

@@ -386,6 +386,10 @@ def _matmul() -> Iterator[Case]:
     for (a_format, b_format), k in product(PATHS, TAILS):
         case = f"{a_format}-{b_format}-k_{k}-many_rows"
         yield Case("matmul", case, f"{a_format} {b_format}", "float32", partial(_tails, a_format, b_format, k), 2)
+    for (a_format, b_format), apart in product(PATHS, (2, 12)):
+        arguments = partial(_whole_tiles, a_format, b_format, apart)
+        case = f"{a_format}-{b_format}-whole_tiles-apart_{2 * apart}"
+        yield Case("matmul", case, f"{a_format} {b_format}", "float32", arguments, 2)
     for format, k in (("mxfp4", 128), ("nvfp4", 16), ("mxfp8_e4m3", 32), ("mxfp8_e5m2", 32)):
         arguments, times = partial(_beyond_int32, format, k), 2**31 // (256 * 8192) + 2
         formats = f"{format} {format}"
@@ -524,9 +528,18 @@ def _rotated(format: str, rows: int, seed: int) -> BlockTensor:
     return mxref.quantize(inputs.spread_normal(rows, 96, seed=seed), format, recipe=recipe)
 
 
-def _extremes(format: str, rows: int, k: int, seed: int) -> BlockTensor:
+def _whole_tiles(a_format: str, b_format: str, apart: int) -> tuple[tuple, dict]:
+    """Many rows and a K of whole tiles. Scales of a row are up to twice `apart` codes apart; one block of a is NaN, and one
+    row of it has a scale far from the others."""
+    a, b = _extremes(a_format, 459, 512, 79, apart), _extremes(b_format, 330, 512, 80, apart)
+    scales = a.scales.clone()
+    scales[7, 3], scales[200, 5] = a.format.scale.nan_code, a.format.scale.positive.index(1.0) - 52
+    return (BlockTensor.from_codes(a.codes, scales, None, a.format, a.recipe), b), {}
+
+
+def _extremes(format: str, rows: int, k: int, seed: int, apart: int = 20) -> BlockTensor:
     """Rows whose dots need all the bits that they can need: largest elements, with random signs, beside smallest ones,
-    cancelling; most scales near one another, some apart."""
+    cancelling; most scales near one another, some `apart` from 1."""
     block = mxref.BLOCK_FORMATS[format]
     element, size = block.element, block.block_size
     generator = torch.Generator().manual_seed(seed)
@@ -541,7 +554,7 @@ def _extremes(format: str, rows: int, k: int, seed: int) -> BlockTensor:
         codes[row] = choices[row % len(choices)][picked]
     one = block.scale.positive.index(1.0)
     scales = one + torch.randint(-2, 3, (rows, -(-k // size)), generator=generator)
-    scales[1::3, 1:] += torch.randint(-20, 21, scales[1::3, 1:].shape, generator=generator)
+    scales[1::3, 1:] += torch.randint(-apart, apart + 1, scales[1::3, 1:].shape, generator=generator)
     return BlockTensor.from_codes(codes, scales.to(torch.uint8), None, block, mxref.RECIPES[block.default_recipe])
 
 
