@@ -116,6 +116,20 @@ def test_swiglu_oai_parameters_in_triton(device):
     says_the_same(PARAMETERS, device)
 
 
+DIVISIONS = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import divisions
+assert divisions.differences("{{device}}") == 0
+print("the same")
+"""
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_divisions_without_a_branch(device):
+    says_the_same(DIVISIONS, device)
+
+
 def test_ends_of_exp():
     points = np.float32([0.0, -0.0, -math.inf, math.inf, 88.7, 88.73, 89, -103.97, -103.98, -104, -200, -87.5, 3e38, 1e-45])
     around = np.concatenate([points, np.nextafter(points, np.float32(0)), np.nextafter(points, np.float32(1e9))])

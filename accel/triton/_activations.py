@@ -8,47 +8,68 @@ import struct
 import triton
 import triton.language as tl
 
-from accel.triton._tiles import bits_of, float_of, narrow, narrow_or_nan, widen
+from accel.triton._tiles import bits_of, float_of, fused, narrow, narrow_or_nan, nearer_reciprocal, negative, widen
+
+
+def _float(bits: int) -> float:
+    return struct.unpack("<f", struct.pack("<I", bits))[0]
 
 
 def _constant(bits: int) -> tl.constexpr:
-    return tl.constexpr(struct.unpack("<f", struct.pack("<I", bits))[0])
+    return tl.constexpr(_float(bits))
 
 
 LOG2_E, MINUS_LN2_HIGH, LN2_LOW = _constant(0x3FB8AA3B), _constant(0xBF318000), _constant(0xB95E8083)
 P4, P3, P2 = _constant(0x3AB52914), _constant(0x3C091CB6), _constant(0x3D2AAC55)
 P1, P0 = _constant(0x3E2AAA49), _constant(0x3EFFFFFE)
+BELOW_ONE = _constant(0x3F7FFFFF)
+ROUNDER = tl.constexpr(12582912.0 + 32.0)  # among numbers as large no fraction is left; the last bits of its pattern are 32
+E2, E1, E0 = tl.constexpr(_float(0x3EA57EB2) * 2.0**-64), tl.constexpr(_float(0xBF4EDE65) * 2.0**-32), _constant(0x3F7D6A02)
 
 
 @triton.jit
-def reduced(z):
-    """(y, k) with exp(z) = y * 2^k, for -104 <= z <= 89."""
-    n = tl.floor(z * LOG2_E + 0.5)
+def reduced(z, n):
+    """y with exp(z) = y * 2^n, of n = floor(z * LOG2_E + 0.5)."""
     r = tl.fma(n, tl.full(n.shape, MINUS_LN2_HIGH, tl.float32), z) - n * LN2_LOW  # the product is exact
     p = r * P4 + P3
     p = p * r + P2
     p = p * r + P1
     p = p * r + P0
-    return ((r * r) * p + r) + 1.0, n.to(tl.int32)
+    return ((r * r) * p + r) + 1.0
 
 
 @triton.jit
 def exp(x):
     z = tl.where(x < -104.0, -104.0, x)
     z = tl.where(z > 89.0, 89.0, z)
-    y, k = reduced(tl.where(x != x, 0.0, z))
+    z = tl.where(x != x, 0.0, z)
+    n = tl.floor(z * LOG2_E + 0.5)
+    y, k = reduced(z, n), n.to(tl.int32)
     half = k >> 1
     y = y * float_of((half + 127) << 23) * float_of((k - half + 127) << 23)
     return tl.where(x != x, x, y)
 
 
 @triton.jit
+def quotient_by_sum(numerator, scaled):
+    """numerator / (1 + e) as `tl.div_rn` rounds it, for e = `scaled` * 2^-32 from 0 to 1 and numerators 1 and e: computed
+    both ways of every such e. It has no branch for what underflows: there the sum is 1."""
+    sum = fused(scaled, 2.0**-32, 1.0)
+    inverse = nearer_reciprocal(sum, fused(scaled, fused(scaled, E2, E1), E0))
+    quotient = numerator * inverse
+    return fused(fused(negative(sum), quotient, numerator), inverse, quotient)
+
+
+@triton.jit
 def sigmoid_of_number(x):
     """sigmoid, meaningless for NaN."""
-    y, k = reduced(tl.maximum(-tl.abs(x), -104.0))
-    e = float_of(bits_of(y) + ((k + 64) << 23)) * 2.0**-64  # as in exp, one product rounds; y is in [1/2, 2)
-    one = tl.full(x.shape, 1.0, tl.float32)
-    return tl.div_rn(tl.where(x < 0.0, e, one), 1.0 + e)
+    z = negative(tl.minimum(tl.abs(x), 104.0))
+    # n = floor(z * LOG2_E + 0.5): halves go up, since a little is taken from the product, less than its last place
+    rounded = fused(z * LOG2_E, BELOW_ONE, ROUNDER)
+    y = reduced(z, rounded - ROUNDER)
+    scaled = float_of(bits_of(y) + (bits_of(rounded) << 23))  # y is in [1/2, 2)
+    e = scaled * 2.0**-32  # as in exp, one product rounds
+    return quotient_by_sum(tl.where(x < 0.0, e, tl.full(x.shape, 1.0, tl.float32)), scaled)
 
 
 @triton.jit

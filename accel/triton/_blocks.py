@@ -5,7 +5,7 @@ import triton.language as tl
 
 from accel.triton._activations import activated, pattern_of
 from accel.triton._packing import load_codes, store_codes
-from accel.triton._places import exists, find, places, run_start
+from accel.triton._places import at, exists, find, first_block, places, run_start
 from accel.triton._tiles import (
     FLOAT_MAX,
     INF,
@@ -22,6 +22,7 @@ from accel.triton._tiles import (
     narrow_numbers,
     nearest_code,
     quotient_code,
+    reciprocal,
     round_to_code,
     round_to_step,
     scale_code,
@@ -33,27 +34,27 @@ from accel.triton._tiles import (
 
 
 @triton.jit
-def load_words(start, inside, BLOCKS: tl.constexpr, WORDS: tl.constexpr, EIGHT: tl.constexpr):
+def load_words(x_ptr, start, inside, BLOCKS: tl.constexpr, WORDS: tl.constexpr, EIGHT: tl.constexpr):
     """Int32 words `[BLOCKS, WORDS]` of blocks that are a run of memory; `EIGHT`: eight in a row for each thread."""
     if not EIGHT:
         place = tl.arange(0, BLOCKS)[:, None] * WORDS + tl.arange(0, WORDS)[None, :]
-        return tl.load(start + place, mask=inside[:, None], other=0)
+        return tl.load(at(x_ptr, start, place), mask=inside[:, None], other=0)
     unit = tl.arange(0, WORDS // 2)
-    place = start + (tl.arange(0, BLOCKS)[:, None] * WORDS + (unit // 4 * 8 + unit % 4)[None, :])
+    place = x_ptr + start + (tl.arange(0, BLOCKS)[:, None] * WORDS + (unit // 4 * 8 + unit % 4)[None, :])
     low, high = tl.load(place, mask=inside[:, None], other=0), tl.load(place + 4, mask=inside[:, None], other=0)
     both = tl.permute(tl.reshape(tl.join(low, high), (BLOCKS, WORDS // 8, 4, 2)), (0, 1, 3, 2))
     return tl.reshape(both, (BLOCKS, WORDS))
 
 
 @triton.jit
-def load_activated(x_start, up_start, inside, table_ptr, alpha, limit, BLOCKS: tl.constexpr, WORDS: tl.constexpr,
+def load_activated(x_ptr, up_ptr, start, inside, table_ptr, alpha, limit, BLOCKS: tl.constexpr, WORDS: tl.constexpr,
                    FOURS: tl.constexpr, NAME: tl.constexpr, GATED: tl.constexpr):  # fmt: skip
     """Activations `[BLOCKS, words, 2]` of the pairs of blocks that are a run of memory; `FOURS`: of every other four words.
     The first axis of what is loaded lies along memory: so a look-up stays with the threads that have its words."""
     unit = tl.arange(0, WORDS // 2 if FOURS else WORDS)
     place = (unit // 4 * 8 + unit % 4 if FOURS else unit)[:, None] + tl.arange(0, BLOCKS)[None, :] * WORDS
-    word = tl.load(x_start + place, mask=inside[None, :], other=0)
-    up = tl.load(up_start + place, mask=inside[None, :], other=0) if GATED else word
+    word = tl.load(at(x_ptr, start, place), mask=inside[None, :], other=0)
+    up = tl.load(at(up_ptr, start, place), mask=inside[None, :], other=0) if GATED else word
     low, high = float_of(word << 16), float_of(word & -65536)
     low = activated(low, word, float_of(up << 16), table_ptr, alpha, limit, NAME, GATED, tl.int16)
     high = activated(high, word >> 16, float_of(up & -65536), table_ptr, alpha, limit, NAME, GATED, tl.int16)
@@ -75,16 +76,15 @@ def load_values(
         eight: tl.constexpr = SIXTEEN and words >= 8
         start, inside = run_start(k_blocks, stride_matrix, BLOCKS, words, RUN), exists(block, blocks)
         if plain:
-            word = load_words(x_ptr + start, inside, BLOCKS, words, eight)
+            word = load_words(x_ptr, start, inside, BLOCKS, words, eight)
             values = tl.join(float_of(word << 16), float_of(word & -65536))
         else:
             values = load_activated(
-                x_ptr + start, up_ptr + start, inside, table_ptr, alpha, limit, BLOCKS, words, eight, ACTIVATION, gated
+                x_ptr, up_ptr, start, inside, table_ptr, alpha, limit, BLOCKS, words, eight, ACTIVATION, gated
             )
             if eight:
                 others = load_activated(
-                    x_ptr + start + 4, up_ptr + start + 4, inside, table_ptr, alpha, limit, BLOCKS, words, True,
-                    ACTIVATION, gated,
+                    x_ptr, up_ptr, start + 4, inside, table_ptr, alpha, limit, BLOCKS, words, True, ACTIVATION, gated,
                 )  # fmt: skip
                 fours: tl.constexpr = (BLOCKS, words // 8, 4, 2)
                 values = tl.permute(tl.join(tl.reshape(values, fours), tl.reshape(others, fours)), (0, 1, 4, 2, 3))
@@ -116,7 +116,7 @@ def scales_of(given, SOURCE: tl.constexpr, ORDER: tl.constexpr, LARGEST: tl.cons
     one, largest = given * 0.0 + 1.0, given * 0.0 + LARGEST
     if SOURCE == "given":
         stored = given
-        forward = tl.minimum(tl.div_rn(one, given), FLOAT_MAX) if ORDER == "nvidia" else given
+        forward = tl.minimum(reciprocal(given), FLOAT_MAX) if ORDER == "nvidia" else given
     elif ORDER == "exact":
         ratio = tl.div_rn(given, largest)
         smallest = float_of((given * 0.0).to(tl.int32) + 1)
@@ -142,7 +142,7 @@ def multiplier(scale, stored, forward, ORDER: tl.constexpr):
     """What elements are multiplied by before their codes are taken, from the decoded block scale."""
     one = tl.full(scale.shape, 1.0, tl.float32)
     if ORDER == "nvidia":
-        inverse = tl.minimum(tl.div_rn(one, scale * stored), FLOAT_MAX)
+        inverse = tl.minimum(reciprocal(scale * stored), FLOAT_MAX)
         return tl.where(scale == 0.0, 0.0, inverse)
     elif ORDER == "vllm_torch":
         product = scale * tl.div_rn(one, forward * one)
@@ -186,9 +186,18 @@ def store_values(pointer, offsets, present, poisoned, nan, value, may_be_nan, NA
 
 
 @triton.jit
+def store_scales(pointer, first, scale, blocks, BLOCKS: tl.constexpr, SIZE: tl.constexpr, PER_THREAD: tl.constexpr):
+    """Store each block's scale by the first thread that has part of it. Threads are laid out for what a compiler sees to be
+    runs of memory: those of a block, as if each stored something, not the blocks, whose numbers `^` hides."""
+    block = (first ^ tl.arange(0, BLOCKS))[:, None]  # `first` is a multiple of BLOCKS
+    thread = tl.arange(0, SIZE // PER_THREAD if SIZE > PER_THREAD else 1)[None, :]
+    tl.store(pointer + (block + thread), scale[:, None].to(tl.uint8), mask=exists(block, blocks) & (thread == 0))
+
+
+@triton.jit
 def encode_kernel(
-    x_ptr, up_ptr, table_ptr, out_ptr, scales_ptr, tensor_ptr, stored_ptr, seed, alpha, limit,
-    blocks, k_blocks, row_blocks, k_size, rows, x_matrix, x_k, x_row, out_size, out_matrix, out_k, out_row,
+    x_ptr, up_ptr, x_matrix, k_blocks, out_ptr, scales_ptr, tensor_ptr, table_ptr, stored_ptr, seed, alpha, limit,
+    blocks, row_blocks, k_size, rows, x_k, x_row, out_size, out_matrix, out_k, out_row,
     BLOCKS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.constexpr, RUN: tl.constexpr,
     RUN_OUT: tl.constexpr, ROWS_FIRST: tl.constexpr, PER_THREAD: tl.constexpr,
     ACTIVATION: tl.constexpr, CODES_OUT: tl.constexpr, STORED: tl.constexpr, SOURCE: tl.constexpr, PER_ROW: tl.constexpr,
@@ -202,25 +211,10 @@ def encode_kernel(
     INF_POISONS: tl.constexpr, ZERO_SCALE: tl.constexpr, NEGATIVE_ZERO: tl.constexpr, SEARCH: tl.constexpr,
 ):  # fmt: skip
     """Quantize blocks: packed codes and scales out (`CODES_OUT`), or the values that they decode to. `PER_THREAD`:
-    how many elements a thread has."""
-    block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
+    how many elements a thread has. What is needed first is first in line: 48 bytes of arguments arrive together."""
+    start = first_block(k_blocks, BLOCKS, RUN)
+    block = start + tl.arange(0, BLOCKS)
     inside = exists(block, blocks)
-    x = load_values(
-        x_ptr, up_ptr, table_ptr, block, blocks, k_blocks, row_blocks, k_size, rows, x_matrix, x_k, x_row, alpha, limit,
-        BLOCKS, ROWS, SIZE, WHOLE, RUN, ROWS_FIRST, ACTIVATION, CODES_OUT and PER_THREAD >= 16,
-    )  # fmt: skip
-
-    if INTERPRETED:  # where reducing by one's own function is slow
-        amax = tl.max(bits_of(x) & MAGNITUDE, axis=1)
-    else:
-        amax = bits_of(tl.reduce(tl.abs(x), 1, larger_or_nan))
-    poisoned = amax >= INF if INF_POISONS else amax > INF
-    amax = tl.where(poisoned, 0, amax)
-    exact: tl.constexpr = not POWER_OF_TWO and ORDER == "exact"
-    plain: tl.constexpr = ROUNDING == "nearest_even" and not SPECIAL and not exact
-    candidates: tl.constexpr = 1 if SEARCH == "none" else 3 if SEARCH == "mse" else 2
-    if candidates > 1 or not plain:
-        x = tl.where(poisoned[:, None], 0.0, x)
     may_be_nan = SPECIAL
     stored = 1.0
     if SOURCE != "none":
@@ -235,6 +229,22 @@ def encode_kernel(
     else:
         forward = 1.0
 
+    x = load_values(
+        x_ptr, up_ptr, table_ptr, block, blocks, k_blocks, row_blocks, k_size, rows, x_matrix, x_k, x_row, alpha, limit,
+        BLOCKS, ROWS, SIZE, WHOLE, RUN, ROWS_FIRST, ACTIVATION, CODES_OUT and PER_THREAD >= 16,
+    )  # fmt: skip
+
+    if INTERPRETED:  # where reducing by one's own function is slow
+        amax = tl.max(bits_of(x) & MAGNITUDE, axis=1)
+    else:
+        amax = bits_of(tl.reduce(tl.abs(x), 1, larger_or_nan))
+    poisoned = amax >= INF if INF_POISONS else amax > INF
+    exact: tl.constexpr = not POWER_OF_TWO and ORDER == "exact"
+    plain: tl.constexpr = ROUNDING == "nearest_even" and not SPECIAL and not exact
+    candidates: tl.constexpr = 1 if SEARCH == "none" else 3 if SEARCH == "mse" else 2
+    if candidates > 1 or not plain:
+        amax = tl.where(poisoned, 0, amax)
+        x = tl.where(poisoned[:, None], 0.0, x)
     words = x
     if ROUNDING == "stochastic":
         index, _ = places(
@@ -312,10 +322,13 @@ def encode_kernel(
         if ZERO_SCALE > 0:
             scale = tl.where(amax == 0, ZERO_SCALE, scale)
         scale = tl.where(poisoned, SCALE_NAN, scale)
-        tl.store(scales_ptr + block, scale.to(tl.uint8), mask=inside)
+        if PER_THREAD >= 16:
+            tl.store(scales_ptr + block, scale.to(tl.uint8), mask=inside)
+        else:
+            store_scales(scales_ptr, start, scale, blocks, BLOCKS, ROWS * SIZE, PER_THREAD)
         store_codes(
             out_ptr, code, sign, poisoned, block, blocks, k_blocks, row_blocks, out_size, rows, out_matrix, out_k, out_row,
-            BLOCKS, ROWS, SIZE, WHOLE, RUN_OUT, ROWS_FIRST, PER_THREAD >= 16, PER_THREAD > 16, BITS,
+            BLOCKS, ROWS, SIZE, WHOLE, RUN_OUT, ROWS_FIRST, PER_THREAD, BITS,
         )  # fmt: skip
     else:
         offsets, present = places(

@@ -13,9 +13,11 @@ TILE_ELEMENTS = 4096 if INTERPRETED else 1024
 MANY_PROGRAMS = 2 if INTERPRETED else 4096
 LARGE = (TILE_ELEMENTS, 1)  # elements and warps of a program, measured on an H200
 SMALL = (TILE_ELEMENTS, 16 if INTERPRETED else 4)  # the same where `LARGE` would make few programs
-SMALL_ACTIVATED = (TILE_ELEMENTS, 16) if INTERPRETED else (TILE_ELEMENTS // 2, 8)  # after an activation
+SMALL_ACTIVATED = (TILE_ELEMENTS // 4, 8) if INTERPRETED else (512, 4)  # after an activation: four elements a thread
 # the same for codes of six bits, to pack and to unpack: a thread that unpacks has the sixteen codes that fill words
 SMALL_SIX_BITS = [(TILE_ELEMENTS, 8)] * 2 if INTERPRETED else [(TILE_ELEMENTS // 2, 4), (TILE_ELEMENTS // 2, 1)]
+# by the bits of a thread; sixes fill words only by sixteens
+WORDS = {bits: torch.int16 if bits == 16 else torch.uint8 for bits in (4, 6, 8, 12, 16, 24, 48)}
 
 
 class Geometry:
@@ -58,6 +60,11 @@ class Geometry:
         return (triton.cdiv(self.blocks, self.tile),)
 
     @property
+    def row_programs(self) -> tuple[int, int]:
+        """Programs of a run `row`."""
+        return self.k_blocks // self.tile, self.matrices
+
+    @property
     def line_shape(self) -> list[int]:
         """The shape with the blocked axis of size 1."""
         shape = list(self.shape)
@@ -84,11 +91,13 @@ class Geometry:
             return "all"
         return "line" if x.stride(self.axis) == 1 and self.k_blocks % self.tile == 0 else "none"
 
-    def words(self, packed: torch.Tensor, bits: int) -> torch.Tensor:
-        """Packed codes as int32 where they are one run of memory and every block fills whole words; else as they are."""
-        fills = bits < 8 and self.constants["SIZE"] * bits % (96 if bits == 6 else 32) == 0
+    def words(self, packed: torch.Tensor, bits: int, per_thread: int = 16) -> torch.Tensor:
+        """Packed codes as int32, or as the integers that `per_thread` of them fill, where they are one run of memory and
+        every block fills whole ones; else as they are."""
+        dtype = WORDS.get(per_thread * bits, torch.int32)
+        fills = bits < 8 and self.constants["SIZE"] * bits % (96 if bits == 6 else 8 * dtype.itemsize) == 0
         aligned = packed.data_ptr() % 16 == 0 and packed.storage_offset() % 4 == 0
-        return packed.reshape(-1).view(torch.int32) if fills and aligned and self.run(packed) == "all" else packed
+        return packed.reshape(-1).view(dtype) if fills and aligned and self.run(packed) == "all" else packed
 
     def pairs(self, x: torch.Tensor) -> torch.Tensor | None:
         """bfloat16 as int32, two a word, along the blocked axis; None where they cannot be seen so."""

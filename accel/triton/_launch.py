@@ -196,11 +196,17 @@ def _encode(call: QuantizeCall, out: torch.Tensor, scales: torch.Tensor | None, 
         _, out_strides = geometry.strided(out)
         table = gate_table(activated.name, call.x, activated.alpha, activated.limit)
         stored_lines = torch.empty_like(lines) if source == "amax" else lines
-        filled = memory(out) if scales is None else geometry.words(out, format.element.bits)
-        encode_kernel[geometry.programs](
-            x, up, table, filled, out if scales is None else scales, lines, stored_lines, call.seed or 0,
-            activated.alpha, activated.limit, *geometry.sizes, *strides, out.shape[call.grid.axis], *out_strides,
-            **geometry.constants, RUN=run, RUN_OUT=geometry.run(out), PER_THREAD=geometry.per_thread,
+        blocks, k_blocks, *sizes = geometry.sizes
+        run_out, programs = geometry.run(out), geometry.programs
+        near = geometry.matrices * strides[0] + geometry.k < 1 << 31  # offsets are int32
+        if run == "line" and run_out == "all" and geometry.per_thread < 16 and near:
+            run, run_out, programs = "row", "rows", geometry.row_programs
+        filled = memory(out) if scales is None else geometry.words(out, format.element.bits, geometry.per_thread)
+        encode_kernel[programs](
+            x, up, strides[0], k_blocks, filled, out if scales is None else scales, lines, table, stored_lines,
+            call.seed or 0, activated.alpha, activated.limit, blocks, *sizes, *strides[1:], out.shape[call.grid.axis],
+            *out_strides,
+            **geometry.constants, RUN=run, RUN_OUT=run_out, PER_THREAD=geometry.per_thread,
             ACTIVATION=activated.name,
             CODES_OUT=scales is not None, STORED=STORED.get(out.dtype), SOURCE=source, PER_ROW=lines.numel() > 1,
             LARGEST=recipe.largest(format), **element_constants(format.element), **scale_constants(format),
@@ -274,6 +280,6 @@ def rotate(
 def run_flat(kernel: Callable, x: torch.Tensor, *arguments, **constants) -> None:
     """Launch an element-wise kernel over `x.numel()` elements: one a thread where they are few, measured on an H200."""
     count = x.numel()
-    tile = 128 if count <= FEW_ELEMENTS and not INTERPRETED else 1024
+    tile = 128 if count <= FEW_ELEMENTS and not INTERPRETED else TILE_ELEMENTS
     if count:
         kernel[(triton.cdiv(count, tile),)](*arguments, count, TILE=tile, **constants, **EXACT)

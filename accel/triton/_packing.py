@@ -16,6 +16,15 @@ def joined(code, sign, COUNT: tl.constexpr, PER: tl.constexpr, BITS: tl.constexp
 
 
 @triton.jit
+def unless(poisoned, units, COUNT: tl.constexpr):
+    """Integers that hold the `COUNT` codes of each block, 0 in poisoned blocks: a flag for each code becomes one for each
+    integer, so that none moves to another thread."""
+    shape: tl.constexpr = (units.shape[0], units.shape[1], COUNT // units.shape[1])
+    flags = tl.reshape(tl.broadcast_to(poisoned.to(tl.int32)[:, None], (units.shape[0], COUNT)), shape)
+    return tl.where(tl.max(flags, axis=2) != 0, 0, units)
+
+
+@triton.jit
 def spread(units, COUNT: tl.constexpr, PER: tl.constexpr, BITS: tl.constexpr):
     """`PER` codes out of each int32, the first lowest: `COUNT` in a row, each at the top of its own int32."""
     shift = 32 - BITS - BITS * tl.arange(0, PER)[None, None, :]
@@ -28,7 +37,8 @@ def store_units(
     FIRST: tl.constexpr, STEP: tl.constexpr, BLOCKS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr,
     WHOLE: tl.constexpr, RUN: tl.constexpr, ROWS_FIRST: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """`PAIRS`: words are stored two by two, as many as a thread has in a row."""
+    """`PAIRS`: words are stored two by two, as many as a thread has in a row. `poisoned`: which blocks are to be zeros, or
+    None."""
     if PAIRS and pointer.dtype.element_ty == tl.int32 and SIZE > 2:
         pairs: tl.constexpr = BLOCKS * SIZE // 2
         poisoned = tl.reshape(tl.broadcast_to(poisoned[:, None], (BLOCKS, SIZE // 2)), (pairs,))
@@ -44,7 +54,11 @@ def store_units(
         BLOCKS, ROWS, SIZE, WHOLE, RUN, ROWS_FIRST,
     )  # fmt: skip
     stored = units.to(pointer.dtype.element_ty)
-    if pointer.dtype.element_ty == tl.int32:
+    if poisoned is None:
+        if STEP > 1:  # a compiler that sees no run of memory lays neighbouring threads along the first axis
+            offsets, stored, present = tl.trans(offsets), tl.trans(stored), tl.trans(tl.broadcast_to(present, stored.shape))
+        tl.store(pointer + offsets, stored, mask=present)
+    elif pointer.dtype.element_ty == tl.int32:
         tl.store(pointer + offsets, tl.where(poisoned[:, None], 0, stored), mask=present)
     else:  # bytes are too many to look at each
         tl.store(pointer + offsets, stored, mask=present & (poisoned == 0)[:, None])
@@ -87,13 +101,17 @@ def store_sixes(pointer, low, middle, high, poisoned, block, blocks, BLOCKS: tl.
 def store_codes(
     pointer, code, sign, poisoned, block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix, stride_k, stride_row,
     BLOCKS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.constexpr, RUN: tl.constexpr,
-    ROWS_FIRST: tl.constexpr, SIXTEEN: tl.constexpr, MANY: tl.constexpr, BITS: tl.constexpr,
+    ROWS_FIRST: tl.constexpr, PER_THREAD: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
-    """Pack codes along K, first code lowest, and store them as bytes, or as int32 words if `pointer` is to such; zeros in
-    poisoned blocks. `k_size`: bytes along K. A thread has `SIXTEEN` codes or more, or even `MANY`."""
+    """Pack codes along K, first code lowest, and store them as bytes, or as the wider integers that `pointer` is to; zeros
+    in poisoned blocks. `k_size`: bytes along K."""
+    few: tl.constexpr = PER_THREAD < 16  # and their zeros are made before they are stored
+    dead = None if few else poisoned
     words: tl.constexpr = pointer.dtype.element_ty == tl.int32
     if BITS == 6:
         number = joined(code, sign, ROWS * SIZE, 4, 6)  # 24 bits
+        if few:
+            number = unless(poisoned, number, ROWS * SIZE)
         if words:
             even, odd = tl.split(tl.reshape(number, (BLOCKS, ROWS * SIZE // 16, 2, 2)))
             first, third = tl.split(even)
@@ -104,20 +122,22 @@ def store_codes(
         else:
             low, middle, high = number, number >> 8, number >> 16
         size: tl.constexpr = SIZE // (16 if words else 4)
-        if words and MANY and size > 1:
+        if words and PER_THREAD > 16 and size > 1:
             store_sixes(pointer, low, middle, high, poisoned, block, blocks, BLOCKS, ROWS * size // 2)
         else:
-            store_units(pointer, low, poisoned, block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix,
+            store_units(pointer, low, dead, block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix,
                         stride_k, stride_row, 0, 3, BLOCKS, ROWS, size, WHOLE, RUN, ROWS_FIRST, False)  # fmt: skip
-            store_units(pointer, middle, poisoned, block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix,
+            store_units(pointer, middle, dead, block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix,
                         stride_k, stride_row, 1, 3, BLOCKS, ROWS, size, WHOLE, RUN, ROWS_FIRST, False)  # fmt: skip
-            store_units(pointer, high, poisoned, block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix,
+            store_units(pointer, high, dead, block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix,
                         stride_k, stride_row, 2, 3, BLOCKS, ROWS, size, WHOLE, RUN, ROWS_FIRST, False)  # fmt: skip
     else:
-        per: tl.constexpr = (32 if words else 8) // BITS
+        per: tl.constexpr = pointer.dtype.element_ty.primitive_bitwidth // BITS
         units = joined(code, sign, ROWS * SIZE, per, BITS) if per > 1 else code + (sign << (BITS - 1))
-        store_units(pointer, units, poisoned, block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix, stride_k,
-                    stride_row, 0, 1, BLOCKS, ROWS, SIZE // per, WHOLE, RUN, ROWS_FIRST, SIXTEEN)  # fmt: skip
+        if few:
+            units = unless(poisoned, units, ROWS * SIZE)
+        store_units(pointer, units, dead, block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix, stride_k,
+                    stride_row, 0, 1, BLOCKS, ROWS, SIZE // per, WHOLE, RUN, ROWS_FIRST, PER_THREAD >= 16)  # fmt: skip
 
 
 @triton.jit

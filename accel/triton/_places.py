@@ -31,14 +31,32 @@ def find(block, k_blocks, row_blocks, ROWS_FIRST: tl.constexpr):
 
 
 @triton.jit
-def run_start(k_blocks, stride_matrix, BLOCKS: tl.constexpr, SIZE: tl.constexpr, RUN: tl.constexpr):
-    """Where a program's run of memory starts. `SIZE`: what is stored of a block."""
+def first_block(k_blocks, BLOCKS: tl.constexpr, RUN: tl.constexpr):
+    """The number of a program's first block. Programs have one number; or two, place along K and line: `row` and `rows`."""
     first = tl.program_id(0) * BLOCKS
-    if RUN == "line":
+    return first + tl.program_id(1) * k_blocks if RUN == "row" or RUN == "rows" else first
+
+
+@triton.jit
+def run_start(k_blocks, stride_matrix, BLOCKS: tl.constexpr, SIZE: tl.constexpr, RUN: tl.constexpr):
+    """Where a program's run of memory starts, int64, or int32 where that is known to do. `SIZE`: what is stored of a
+    block."""
+    first = tl.program_id(0) * BLOCKS
+    if RUN == "row":
+        return tl.program_id(1) * stride_matrix + first * SIZE
+    elif RUN == "rows":
+        return first_block(k_blocks, BLOCKS, RUN) * SIZE
+    elif RUN == "line":
         line = first // k_blocks
         return line.to(tl.int64) * stride_matrix + (first - line * k_blocks) * SIZE
     else:
         return first.to(tl.int64) * SIZE
+
+
+@triton.jit
+def at(pointer, start, place):
+    """pointer + start + place."""
+    return pointer + (start + place) if start.dtype == tl.int32 else pointer + start + place
 
 
 @triton.jit
@@ -47,7 +65,8 @@ def places(block, blocks, k_blocks, row_blocks, k_size, rows, stride_matrix, str
            RUN: tl.constexpr, ROWS_FIRST: tl.constexpr):  # fmt: skip
     """Offsets `[BLOCKS, ROWS * SIZE]` of what is stored of each block, and whether it is there: along K, `SIZE` of every
     `STEP`-th, from `FIRST`, of `k_size` in all. `WHOLE`: every block is there. `RUN`: what is one run of memory: `all`
-    blocks, those of each `line` along K, of which a program's are part of one, or `none`."""
+    blocks, those of each `line` along K, of which a program's are part of one, or `none`. Of programs with two numbers:
+    `row` for `line`, `rows` for `all`."""
     unit = tl.arange(0, ROWS * SIZE)
     present = exists(block, blocks)[:, None]
     if RUN != "none":

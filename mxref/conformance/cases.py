@@ -801,16 +801,18 @@ def _activate_quantize() -> Iterator[Case]:
         "empty": torch.zeros(0, 64),
         "negated": torch._neg_view(inputs.spread_normal(7, 144, seed=26)),
         "long_rows": inputs.spread_normal(2, 2 * inputs.LONG_ROW + 80, seed=85),
+        "few_rows": inputs.spread_normal(2, 4096, seed=86, dtype=torch.bfloat16),
     }
     each = (STATIC_SCALE * torch.arange(1.0, 67.0))[::2]
     for format, block in mxref.BLOCK_FORMATS.items():
         seeded, longer = _namesakes(block)
         more = [("negated", "negated", format, None), ("longer_blocks", "strided", longer, None)]
+        more += [("few_rows", "few_rows", format, None)]
         if block.tensor_scale:
             more += [("long_rows-per_row", "long_rows", format, "per_row"), ("per_row_static", "strided", format, each)]
         for case, label, like, scale in more:
             arguments = _call(hidden[label], like, tensor_scale=scale)
-            yield Case("activate_quantize", f"{format}-{case}", format, "float32", arguments)
+            yield Case("activate_quantize", f"{format}-{case}", format, _short(hidden[label].dtype), arguments)
         for activation, (layout, seed) in product(ACTIVATIONS, (("concatenated", 28), ("interleaved", 0))):
             choices = [("random", None, None), ("every_bfloat16", None, None)]
             if activation in ("silu", "relu2"):
