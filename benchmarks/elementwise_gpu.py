@@ -4,8 +4,9 @@
 
 Each kernel is checked against the reference on a part of the input before it is timed; a differing bit prints no number.
 `of a copy`: the time of a device-to-device copy that reads and writes as many bytes in total, over the kernel's. For small
-tensors `times a bare kernel`: the kernel's time over that of a Triton kernel that copies x. Other libraries' kernels run
-where they are installed; what they compute is not what ours do, bit for bit, but they move the same bytes.
+tensors `times a bare kernel`: the kernel's time over that of a Triton kernel that copies x; our kernels that quantize few
+elements start while the launch before still runs, the bare one does not. Other libraries' kernels run where they are
+installed; what they compute is not what ours do, bit for bit, but they move the same bytes.
 """
 
 import argparse

@@ -120,8 +120,8 @@ KERNEL_FAULTS = (
     Fault(
         "reciprocal for a division",
         TRITON,
-        "reciprocal(scale * stored)",
-        "reciprocal(scale) * reciprocal(stored)",
+        "inverse_of(one, scale * stored, BRANCH)",
+        "inverse_of(one, scale, BRANCH) * inverse_of(one, stored, BRANCH)",
         BLOCKS,
         "nvfp4-nvidia-binades",
     ),
@@ -229,8 +229,8 @@ KERNEL_FAULTS = (
     Fault(
         "tensor scale of the first row for all",
         TRITON,
-        "given = tl.load(pointer + line, mask=inside, other=1.0) if PER_ROW",
-        "given = tl.load(pointer + line * 0, mask=inside, other=1.0) if PER_ROW",
+        "given = tl.load(tensor_ptr + line, mask=inside, other=1.0) if PER_ROW",
+        "given = tl.load(tensor_ptr + line * 0, mask=inside, other=1.0) if PER_ROW",
         BLOCKS,
         "nvfp4-nvidia-tails-bfloat16-per_row",
     ),
@@ -245,8 +245,8 @@ KERNEL_FAULTS = (
     Fault(
         "a reciprocal of a tensor scale is Inf",
         TRITON,
-        "forward = tl.minimum(reciprocal(given), FLOAT_MAX) if",
-        "forward = reciprocal(given) if",
+        "forward = tl.minimum(inverse_of(one, given, BRANCH), FLOAT_MAX) if",
+        "forward = inverse_of(one, given, BRANCH) if",
         BLOCKS,
         "nvfp4-nvidia-specials-tiny",
     ),

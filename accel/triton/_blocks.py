@@ -17,6 +17,7 @@ from accel.triton._tiles import (
     decode_top,
     float_of,
     inverse_power,
+    launch_next,
     nan_of,
     narrow,
     narrow_numbers,
@@ -29,6 +30,7 @@ from accel.triton._tiles import (
     sign_of,
     special_value,
     step_code,
+    wait_for_previous,
     widen,
 )
 
@@ -103,20 +105,18 @@ def load_values(
 
 
 @triton.jit
-def tensor_scales(pointer, line, inside, SOURCE: tl.constexpr, PER_ROW: tl.constexpr, ORDER: tl.constexpr,
-                  LARGEST: tl.constexpr):  # fmt: skip
-    """(stored, forward) tensor scales, of each block or one for all: given, or from the largest magnitude."""
-    given = tl.load(pointer + line, mask=inside, other=1.0) if PER_ROW else tl.load(pointer)
-    return scales_of(given, SOURCE, ORDER, LARGEST)
+def inverse_of(one, x, BRANCH: tl.constexpr):
+    """one / x, of 1.0 and float32 from 0 to Inf: fewer instructions with a branch, no time beside others without."""
+    return tl.div_rn(one, x) if BRANCH else reciprocal(x)
 
 
 @triton.jit
-def scales_of(given, SOURCE: tl.constexpr, ORDER: tl.constexpr, LARGEST: tl.constexpr):
-    """The same of scales, or largest magnitudes, in registers."""
+def scales_of(given, SOURCE: tl.constexpr, ORDER: tl.constexpr, LARGEST: tl.constexpr, BRANCH: tl.constexpr):
+    """(stored, forward) tensor scales, of each block or one for all: given, or from the largest magnitude."""
     one, largest = given * 0.0 + 1.0, given * 0.0 + LARGEST
     if SOURCE == "given":
         stored = given
-        forward = tl.minimum(reciprocal(given), FLOAT_MAX) if ORDER == "nvidia" else given
+        forward = tl.minimum(inverse_of(one, given, BRANCH), FLOAT_MAX) if ORDER == "nvidia" else given
     elif ORDER == "exact":
         ratio = tl.div_rn(given, largest)
         smallest = float_of((given * 0.0).to(tl.int32) + 1)
@@ -138,11 +138,11 @@ def raw_scale(amax, forward, ORDER: tl.constexpr, SIXTH: tl.constexpr):
 
 
 @triton.jit
-def multiplier(scale, stored, forward, ORDER: tl.constexpr):
+def multiplier(scale, stored, forward, ORDER: tl.constexpr, BRANCH: tl.constexpr):
     """What elements are multiplied by before their codes are taken, from the decoded block scale."""
     one = tl.full(scale.shape, 1.0, tl.float32)
     if ORDER == "nvidia":
-        inverse = tl.minimum(reciprocal(scale * stored), FLOAT_MAX)
+        inverse = tl.minimum(inverse_of(one, scale * stored, BRANCH), FLOAT_MAX)
         return tl.where(scale == 0.0, 0.0, inverse)
     elif ORDER == "vllm_torch":
         product = scale * tl.div_rn(one, forward * one)
@@ -209,29 +209,21 @@ def encode_kernel(
     INF_CODE: tl.constexpr, NAN_CODE: tl.constexpr,
     RULE: tl.constexpr, ORDER: tl.constexpr, DIVIDE: tl.constexpr, ROUNDING: tl.constexpr, SPECIAL: tl.constexpr,
     INF_POISONS: tl.constexpr, ZERO_SCALE: tl.constexpr, NEGATIVE_ZERO: tl.constexpr, SEARCH: tl.constexpr,
+    FOLLOWS: tl.constexpr,
 ):  # fmt: skip
     """Quantize blocks: packed codes and scales out (`CODES_OUT`), or the values that they decode to. `PER_THREAD`:
-    how many elements a thread has. What is needed first is first in line: 48 bytes of arguments arrive together."""
+    how many elements a thread has. `FOLLOWS`: it may start before the launch before it has ended. What is needed first is
+    first in line: 48 bytes of arguments arrive together."""
+    if FOLLOWS:
+        launch_next()
+        wait_for_previous()
     start = first_block(k_blocks, BLOCKS, RUN)
     block = start + tl.arange(0, BLOCKS)
     inside = exists(block, blocks)
-    may_be_nan = SPECIAL
-    stored = 1.0
-    if SOURCE != "none":
-        matrix, k_block, row_block = find(block, k_blocks, row_blocks, ROWS_FIRST)
-        line = matrix.to(tl.int64) * rows + row_block * ROWS
-        stored, forward = tensor_scales(tensor_ptr, line, inside, SOURCE, PER_ROW, ORDER, LARGEST)
-        if not SPECIAL:
-            may_be_nan = True if PER_ROW or DIVIDE else stored * SCALE_MAX > FLOAT_MAX  # then 0 times Inf
-        if SOURCE == "amax" and CODES_OUT:
-            first = (inside & (k_block == 0)) if PER_ROW else block == 0
-            tl.store(stored_ptr + (line if PER_ROW else block), stored, mask=first)
-    else:
-        forward = 1.0
-
+    many: tl.constexpr = PER_THREAD >= 16
     x = load_values(
         x_ptr, up_ptr, table_ptr, block, blocks, k_blocks, row_blocks, k_size, rows, x_matrix, x_k, x_row, alpha, limit,
-        BLOCKS, ROWS, SIZE, WHOLE, RUN, ROWS_FIRST, ACTIVATION, CODES_OUT and PER_THREAD >= 16,
+        BLOCKS, ROWS, SIZE, WHOLE, RUN, ROWS_FIRST, ACTIVATION, CODES_OUT and many,
     )  # fmt: skip
 
     if INTERPRETED:  # where reducing by one's own function is slow
@@ -242,9 +234,22 @@ def encode_kernel(
     exact: tl.constexpr = not POWER_OF_TWO and ORDER == "exact"
     plain: tl.constexpr = ROUNDING == "nearest_even" and not SPECIAL and not exact
     candidates: tl.constexpr = 1 if SEARCH == "none" else 3 if SEARCH == "mse" else 2
-    if candidates > 1 or not plain:
+    if candidates > 1 or not plain or many:  # of many elements it is faster so
         amax = tl.where(poisoned, 0, amax)
+    if candidates > 1 or not plain:
         x = tl.where(poisoned[:, None], 0.0, x)
+    may_be_nan = SPECIAL
+    stored, forward = 1.0, 1.0
+    if SOURCE != "none":
+        matrix, k_block, row_block = find(block, k_blocks, row_blocks, ROWS_FIRST)
+        line = matrix.to(tl.int64) * rows + row_block * ROWS
+        given = tl.load(tensor_ptr + line, mask=inside, other=1.0) if PER_ROW else tl.load(tensor_ptr)
+        stored, forward = scales_of(given, SOURCE, ORDER, LARGEST, many)
+        if not SPECIAL:
+            may_be_nan = True if PER_ROW or DIVIDE else stored * SCALE_MAX > FLOAT_MAX  # then 0 times Inf
+        if SOURCE == "amax" and CODES_OUT:
+            first = (inside & (k_block == 0)) if PER_ROW else block == 0
+            tl.store(stored_ptr + (line if PER_ROW else block), stored, mask=first)
     words = x
     if ROUNDING == "stochastic":
         index, _ = places(
@@ -280,7 +285,7 @@ def encode_kernel(
             scale_sum, scale_anchor = round_to_step(raw, SCALE_MANTISSA, SCALE_LOWEST, SCALE_MAX)
             factor = scale_sum - scale_anchor
             scale = step_code(scale_sum, scale_anchor, SCALE_MANTISSA, SCALE_LOWEST)
-            quotient = x * multiplier(factor, stored, forward, ORDER)[:, None]
+            quotient = x * multiplier(factor, stored, forward, ORDER, many)[:, None]
             if not INF_POISONS or ORDER != "nvidia":
                 quotient = tl.where(quotient != quotient, x, quotient)  # 0 * Inf is the 0, Inf * 0 the Inf
         if plain:
@@ -322,7 +327,7 @@ def encode_kernel(
         if ZERO_SCALE > 0:
             scale = tl.where(amax == 0, ZERO_SCALE, scale)
         scale = tl.where(poisoned, SCALE_NAN, scale)
-        if PER_THREAD >= 16:
+        if many:
             tl.store(scales_ptr + block, scale.to(tl.uint8), mask=inside)
         else:
             store_scales(scales_ptr, start, scale, blocks, BLOCKS, ROWS * SIZE, PER_THREAD)

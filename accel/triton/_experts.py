@@ -9,7 +9,6 @@ enter unscaled, and the power of two comes afterwards in two exact halves, as in
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from accel.triton._activations import load_row
 from accel.triton._blocks import multiplier, raw_scale, scales_of
@@ -25,9 +24,11 @@ from accel.triton._tiles import (
     float_of,
     halves_of,
     inverse_power,
+    launch_next,
     narrow,
     round_to_step,
     scale_code,
+    wait_for_previous,
     widen,
 )
 
@@ -36,20 +37,6 @@ SAFE_LOW, SAFE_HIGH = tl.constexpr(127 - 32), tl.constexpr(127 + 32)
 SHIFT_UP, PAIR_FACTOR = tl.constexpr(2.0**64), tl.constexpr(2.0 ** (126 - 64))  # bfloat16 pairs are 2^-64 too large
 PAIRED_SIZE = tl.constexpr(32)  # the shortest dot of decoded pairs: one warp of Triton 3.6 counts shorter ones twice
 HALF_SHIFT = tl.constexpr(2.0**7)  # float16 pairs are 2^-7 too large
-
-
-@triton.jit
-def wait_for_previous():
-    """Go on once the launch before has ended and what it wrote can be read, where this one may start before that."""
-    if not INTERPRETED:
-        gdc_wait()
-
-
-@triton.jit
-def launch_next():
-    """Let the next launch start before this one has ended; it waits itself before it reads what this one writes."""
-    if not INTERPRETED:
-        gdc_launch_dependents()
 
 
 @triton.jit
@@ -92,8 +79,12 @@ def quantize_rows_kernel(
     Row r of the operand comes from row r // `ROWS_A_SOURCE` of x. `PARTS` 2: integer parts and rests apart. `PLACES`: in
     which order, see `in_places`.
     """
-    launch_next()
-    wait_for_previous()
+    if ACTIVATION == "none":  # the first launch: those after the next read what is older than it before it has ended
+        wait_for_previous()
+        launch_next()
+    else:
+        launch_next()
+        wait_for_previous()
     row = tl.program_id(0).to(tl.int64)
     k = tl.arange(0, BLOCKS)[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
     present = k < k_size
@@ -114,7 +105,7 @@ def quantize_rows_kernel(
             given = tl.load(given_ptr + tl.where((expert >= 0) & (expert < experts), expert, 0))
         else:
             given = tl.load(given_ptr)
-        stored, forward = scales_of(given, SOURCE, ORDER, LARGEST)
+        stored, forward = scales_of(given, SOURCE, ORDER, LARGEST, False)
     amax = tl.where(poisoned, 0, amax)
     x = tl.where(poisoned[:, None], 0.0, x)
     if POWER_OF_TWO:
@@ -129,7 +120,7 @@ def quantize_rows_kernel(
         scale_sum, scale_anchor = round_to_step(raw, SCALE_MANTISSA, SCALE_LOWEST, SCALE_MAX)
         factor = scale_sum - scale_anchor
         scale = tl.zeros(amax.shape, tl.int32)
-        quotient = x * multiplier(factor, stored, forward, ORDER)[:, None]
+        quotient = x * multiplier(factor, stored, forward, ORDER, False)[:, None]
         if not INF_POISONS or ORDER != "nvidia":
             quotient = tl.where(quotient != quotient, x, quotient)  # 0 * Inf is the 0, Inf * 0 the Inf
         safe = tl.full((), 1, tl.int32)
@@ -548,6 +539,7 @@ def combine_kernel(
     terms_ptr, ids_ptr, out_ptr, experts, n_size, TOP_K: tl.constexpr, TILE: tl.constexpr, STORED: tl.constexpr
 ):
     """out[token] = from +0, the token's slot terms added in ascending order; +0 for slots of foreign experts."""
+    launch_next()
     wait_for_previous()
     token = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * TILE + tl.arange(0, TILE)

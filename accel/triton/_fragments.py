@@ -16,16 +16,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
-from accel.triton._experts import (
-    HALF_SHIFT,
-    add_apart,
-    expert_slots,
-    finish_slots,
-    launch_next,
-    units_of,
-    wait_for_previous,
-)
-from accel.triton._tiles import float_of, halves_of
+from accel.triton._experts import HALF_SHIFT, add_apart, expert_slots, finish_slots, units_of
+from accel.triton._tiles import float_of, halves_of, launch_next, wait_for_previous
 
 _PAIRED_SCALES = """{
     prmt.b32 $0, $1, 0, 0x%d4%d4; shr.b32 $0, $0, 1; mul.rn.f16x2 $0, $0, $2;

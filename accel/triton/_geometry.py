@@ -37,8 +37,8 @@ class Geometry:
         self.blocks = self.matrices * self.k_blocks * self.row_blocks
         self.whole = self.k % grid.block_size == 0 and self.rows % grid.block_rows == 0
         self.one_row = grid.block_rows == 1 and self.rows == 1
-        few = self.blocks * grid.block_elements < MANY_PROGRAMS * TILE_ELEMENTS
-        tile_elements, warps = small if few else large
+        self.few = self.blocks * grid.block_elements < MANY_PROGRAMS * TILE_ELEMENTS
+        tile_elements, warps = small if self.few else large
         self.tile = max(1, tile_elements // grid.block_elements)
         self.per_thread = self.tile * grid.block_elements // (32 * warps)
         self.constants = {

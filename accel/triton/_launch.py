@@ -1,5 +1,6 @@
 """From a checked call to a launch: geometry, constants, outputs. What the op files share."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import gcd
@@ -23,6 +24,7 @@ DEVICES = ("cpu",) if INTERPRETED else ("cuda",)
 LARGEST_EXPONENT = 63  # of an element: beyond, a step of its arithmetic leaves float32
 BLOCK_ELEMENTS = 4096
 EXACT = {} if INTERPRETED else {"enable_fp_fusion": False}  # no multiply and add may become one rounding
+EARLY = {"launch_pdl": True}  # the launch may start before the one before has ended, and waits by itself
 GROUPS = {4: 2, 6: 4, 8: 1}  # bits of a code to how many fill whole bytes
 
 
@@ -31,6 +33,12 @@ def missing() -> str | None:
     if INTERPRETED or torch.cuda.is_available():
         return None
     return "no CUDA or ROCm device is available"
+
+
+@functools.cache
+def starts_early(device: torch.device) -> bool:
+    """Whether a launch can start before the launch before has ended: on NVIDIA GPUs from compute capability 9.0."""
+    return not INTERPRETED and torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def element_refusal(element: ElementFormat) -> str | None:
@@ -201,6 +209,7 @@ def _encode(call: QuantizeCall, out: torch.Tensor, scales: torch.Tensor | None, 
         near = geometry.matrices * strides[0] + geometry.k < 1 << 31  # offsets are int32
         if run == "line" and run_out == "all" and geometry.per_thread < 16 and near:
             run, run_out, programs = "row", "rows", geometry.row_programs
+        follows = geometry.few and starts_early(call.x.device)
         filled = memory(out) if scales is None else geometry.words(out, format.element.bits, geometry.per_thread)
         encode_kernel[programs](
             x, up, strides[0], k_blocks, filled, out if scales is None else scales, lines, table, stored_lines,
@@ -210,7 +219,7 @@ def _encode(call: QuantizeCall, out: torch.Tensor, scales: torch.Tensor | None, 
             ACTIVATION=activated.name,
             CODES_OUT=scales is not None, STORED=STORED.get(out.dtype), SOURCE=source, PER_ROW=lines.numel() > 1,
             LARGEST=recipe.largest(format), **element_constants(format.element), **scale_constants(format),
-            **recipe_constants(format, recipe), **geometry.options,
+            **recipe_constants(format, recipe), FOLLOWS=follows, **geometry.options, **(EARLY if follows else {}),
         )  # fmt: skip
         if source == "amax":
             lines_of_one = lines.numel() // stored.numel()  # an expert's lines all have its scale

@@ -10,6 +10,7 @@ import os
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
 MAGNITUDE = tl.constexpr(0x7FFFFFFF)
@@ -17,6 +18,20 @@ INF = tl.constexpr(0x7F800000)
 NAN = tl.constexpr(0x7FC00000)
 FLOAT_MAX = tl.constexpr(float.fromhex("0x1.fffffep127"))
 R2, R1, R0 = (tl.constexpr(float.fromhex(c)) for c in ("0x1.4afd66p-2", "-0x1.745d12p+0", "0x1.0f83dap+1"))
+
+
+@triton.jit
+def wait_for_previous():
+    """Go on once the launch before has ended and what it wrote can be read, where this one may start before that."""
+    if not INTERPRETED:
+        gdc_wait()
+
+
+@triton.jit
+def launch_next():
+    """Let the next launch start before this one has ended; it waits itself before it reads what this one writes."""
+    if not INTERPRETED:
+        gdc_launch_dependents()
 
 
 @triton.jit
