@@ -13,7 +13,7 @@ import torch
 
 from mxref.conformance.report import Outcome
 
-Group = tuple[str, str, str, bool]
+Group = tuple[str, str, str, bool, int]
 _FINISHED, _BEGUN = None, "begun"  # what a process sends when a group is done, and before its first
 TIMEOUT = 1800.0  # seconds for a case
 LONGEST_WAIT = 3600.0  # seconds; then it is waited again

@@ -33,6 +33,7 @@ from mxref.formats import FLOAT_SMALLEST, check_number
 from mxref.registry import REFERENCE, kernels
 
 POISON_BYTES = 64 << 20
+TOGETHER = 32  # cases: the last groups to begin are soon done, and a process begins few anew
 FRAME = 64  # elements of poison before and behind every argument
 COMPARED_AT_ONCE = 1 << 26  # elements of a repeated result
 CPU_BYTES = 1 << 30  # of one case
@@ -92,13 +93,13 @@ def verify(
         listed = ", ".join(" ".join(key) for key in unmatched)
         raise ValueError(f"known failures: no case of this run (ops {', '.join(chosen)}; level {level}) is {listed}")
 
-    sizes = Counter(map(_group_of, present))
+    sizes = _groups(present)
     totals = Counter(case.op for case in present)
     run = partial(_run_group, level=level, backend=backend, device=device, strict=strict)
     died = partial(_died, level, backend, device)
     done: Counter[str] = Counter()
     found = {}
-    small, repeated = ([group for group in sizes if group[-1] == many] for many in (False, True))
+    small, repeated = ([group for group in sizes if group[3] == many] for many in (False, True))
     if workers:
         shared = [({group: sizes[group] for group in part}, count) for part, count in ((small, workers), (repeated, 1))]
         results = itertools.chain.from_iterable(run_shared(part, count, run, died, timeout) for part, count in shared)
@@ -113,13 +114,21 @@ def verify(
     return ConformanceReport(backend=backend, level=level, outcomes=ordered, **environment(device, commit))
 
 
-def _group_of(case: Case) -> Group:
-    """Cases that one process runs together: of one op, format and dtype, repeated or not."""
+def _kind(case: Case) -> tuple[str, str, str, bool]:
     return case.op, case.format, case.dtype, case.repeats > 1
 
 
+def _groups(present: Sequence[Case]) -> dict[Group, int]:
+    """Cases that a process runs together, and how many: up to `TOGETHER` of one op, format and dtype, repeated or not."""
+    kinds = Counter(map(_kind, present))
+    return {
+        (*kind, first): min(TOGETHER, count - first) for kind, count in kinds.items() for first in range(0, count, TOGETHER)
+    }
+
+
 def _cases_of(group: Group, level: int) -> list[Case]:
-    return [case for case in cases(group[0], level) if _group_of(case) == group]
+    *kind, first = group
+    return [case for case in cases(group[0], level) if _kind(case) == tuple(kind)][first : first + TOGETHER]
 
 
 def _run_group(group: Group, first: int = 0, *, level: int, backend: str, device: str, strict: bool) -> Iterator[Outcome]:
@@ -143,7 +152,7 @@ def run_case_apart(case: Case, backend: str, device: str, strict: bool = False, 
     check_number("timeout", timeout, FLOAT_SMALLEST, expected="seconds > 0")
     run = partial(_run_one, id=case.id, backend=backend, device=device, strict=strict)
     died = lambda group, number, why: _lost(case, why, backend, device)  # noqa: E731
-    ((_, (outcome,)),) = run_shared({_group_of(case): 1}, 1, run, died, timeout)
+    ((_, (outcome,)),) = run_shared(_groups([case]), 1, run, died, timeout)
     return outcome
 
 
