@@ -6,10 +6,10 @@ import torch
 import mxref
 
 
-def chained(x: torch.Tensor) -> torch.Tensor:
+def chained(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """Each step reads what the step before wrote: kernels of ours after kernels of ours, after torch's, and before them."""
     for step in range(32):
-        x = mxref.qdq(mxref.qdq(x, "mxfp8_e4m3"), "nvfp4", tensor_scale=torch.tensor(0.01, device=x.device))
+        x = mxref.qdq(mxref.qdq(x, "mxfp8_e4m3"), "nvfp4", tensor_scale=scale)
         x = x.roll(step, 0) * 1.25
         half = mxref.activate_quantize(torch.cat([x, x.flip(1)], 1), "mxfp4")
         x = x + mxref.dequantize(half, x.dtype)
@@ -21,12 +21,13 @@ def chained(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("shape", [(16, 2048), (3, 96)])
 def test_a_chain_of_launches_has_the_bits_of_the_reference(shape):
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).bfloat16()
-    expected, device_x = chained(x), x.cuda()
+    scale = torch.tensor(0.01)
+    expected, x, scale = chained(x, scale), x.cuda(), scale.cuda()
     with mxref.use("triton"):
-        assert torch.equal(chained(device_x).cpu(), expected)
+        assert torch.equal(chained(x, scale).cpu(), expected)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            found = chained(device_x)
+            found = chained(x, scale)
     for _ in range(20):
         graph.replay()
         assert torch.equal(found.cpu(), expected)
