@@ -79,12 +79,8 @@ def quantize_rows_kernel(
     Row r of the operand comes from row r // `ROWS_A_SOURCE` of x. `PARTS` 2: integer parts and rests apart. `PLACES`: in
     which order, see `in_places`.
     """
-    if ACTIVATION == "none":  # the first launch: those after the next read what is older than it before it has ended
-        wait_for_previous()
-        launch_next()
-    else:
-        launch_next()
-        wait_for_previous()
+    launch_next()
+    wait_for_previous()
     row = tl.program_id(0).to(tl.int64)
     k = tl.arange(0, BLOCKS)[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
     present = k < k_size
@@ -105,7 +101,7 @@ def quantize_rows_kernel(
             given = tl.load(given_ptr + tl.where((expert >= 0) & (expert < experts), expert, 0))
         else:
             given = tl.load(given_ptr)
-        stored, forward = scales_of(given, SOURCE, ORDER, LARGEST, False)
+        stored, forward = scales_of(given, SOURCE, ORDER, LARGEST, True)
     amax = tl.where(poisoned, 0, amax)
     x = tl.where(poisoned[:, None], 0.0, x)
     if POWER_OF_TWO:
@@ -120,7 +116,7 @@ def quantize_rows_kernel(
         scale_sum, scale_anchor = round_to_step(raw, SCALE_MANTISSA, SCALE_LOWEST, SCALE_MAX)
         factor = scale_sum - scale_anchor
         scale = tl.zeros(amax.shape, tl.int32)
-        quotient = x * multiplier(factor, stored, forward, ORDER, False)[:, None]
+        quotient = x * multiplier(factor, stored, forward, ORDER, True)[:, None]
         if not INF_POISONS or ORDER != "nvidia":
             quotient = tl.where(quotient != quotient, x, quotient)  # 0 * Inf is the 0, Inf * 0 the Inf
         safe = tl.full((), 1, tl.int32)
@@ -539,7 +535,6 @@ def combine_kernel(
     terms_ptr, ids_ptr, out_ptr, experts, n_size, TOP_K: tl.constexpr, TILE: tl.constexpr, STORED: tl.constexpr
 ):
     """out[token] = from +0, the token's slot terms added in ascending order; +0 for slots of foreign experts."""
-    launch_next()
     wait_for_previous()
     token = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * TILE + tl.arange(0, TILE)

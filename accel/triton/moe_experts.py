@@ -286,7 +286,7 @@ def quantize_rows(
                                           "SIXTH")},
         **{name: element[name] for name in ("MANTISSA", "LOWEST", "MAX", "EMAX")},
         **{name: chosen[name] for name in ("RULE", "ORDER", "INF_POISONS")},
-        **options(min(16, max(4, blocks * size // 256)), follows=True),
+        **options(min(16, max(4, blocks * size // 256)), follows=activation is not None),
     )  # fmt: skip
     return Rows(values, scales, stored, safe, format, recipe)
 
