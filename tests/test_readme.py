@@ -84,6 +84,13 @@ def gpu_table(record: dict) -> str:
     return "\n".join(lines)
 
 
+def small_sentence(record: dict) -> str:
+    """Times of a bare kernel that kernels of one launch take of a small tensor."""
+    ops = ("qdq", "quantize", "dequantize", "activate_quantize")
+    times = [r["times_a_bare_kernel"] for r in record["rows"] if r["size"] == [16, 2048] and r["op"] in ops]
+    return f"Of [16, 2048] one call takes {min(times):.2f} to {max(times):.2f} of the time of a Triton kernel that copies it"
+
+
 def gpu_sentence(record: dict) -> str:
     return f"one {record['device']}, torch {record['torch']}, triton {record['triton']}"
 
@@ -129,7 +136,7 @@ def dispatch_sentence(record: dict) -> str:
 
 
 SHOWN = {
-    "elementwise-h200.json": (gpu_table, gpu_sentence),
+    "elementwise-h200.json": (gpu_table, gpu_sentence, small_sentence),
     "conformance-h200.json": (conformance_sentence,),
     "conformance-matmul-h200.json": (op_sentence,),
     "conformance-moe-h200.json": (op_sentence,),
