@@ -3,6 +3,7 @@
 import ctypes
 import os
 import platform
+import random
 import sys
 import warnings
 
@@ -30,6 +31,8 @@ CHANGES = {
     "autocast": lambda: torch.set_autocast_enabled("cpu", True),
     "mkldnn": lambda: torch._C._set_mkldnn_enabled(not torch._C._get_mkldnn_enabled()),
     "rng_state": lambda: torch.manual_seed(7),
+    "random.getstate": random.random,
+    "numpy.random.get_state": numpy.random.random,
     "numpy.seterr": lambda: numpy.seterr(over="raise"),
     "environment": lambda: os.environ.update(MXREF_RUDE="a secret"),
     "working_directory": lambda: os.chdir("/"),

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import random
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -65,6 +66,16 @@ def _set_rng_state(value: bytes) -> None:
     torch.set_rng_state(torch.frombuffer(bytearray(value), dtype=torch.uint8))
 
 
+def _numpy_state() -> tuple:
+    name, keys, *rest = numpy.random.get_state()
+    return name, keys.tobytes(), *rest
+
+
+def _set_numpy_state(value: tuple) -> None:
+    name, keys, *rest = value
+    numpy.random.set_state((name, numpy.frombuffer(keys, dtype=numpy.uint32), *rest))
+
+
 _c = ctypes.CDLL("ucrtbase" if sys.platform == "win32" else None)  # which holds C's <fenv.h>
 
 SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
@@ -79,6 +90,8 @@ SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "autocast": (_autocast, _set_autocast),
     "mkldnn": (_mkldnn, _set_mkldnn),
     "rng_state": (lambda: torch.get_rng_state().numpy().tobytes(), _set_rng_state),
+    "random.getstate": (random.getstate, random.setstate),
+    "numpy.random.get_state": (_numpy_state, _set_numpy_state),
     "numpy.seterr": (numpy.geterr, lambda value: numpy.seterr(**value)),
     "environment": (_environment, _set_environment),
     "working_directory": (os.getcwd, os.chdir),
