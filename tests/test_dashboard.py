@@ -931,6 +931,29 @@ def test_history_is_drawn_from_commits(visit, built, sample):
     assert "no git history where this was built" in page.locator("#history-note").text_content()
 
 
+def test_no_line_of_the_history_joins_two_records(visit, tmp_path):
+    """Of one backend on one machine: each record has a chart of its own, of its own counts alone."""
+    folder = tmp_path / "results"
+    folder.mkdir()
+    git(tmp_path, "init", "-q")
+    for day in (1, 2, 3):
+        products = conformance(case("mxfp4 mxfp4", passed=day, known=day - 1))
+        layers = conformance(case("mxfp4 mxfp4", op="moe_experts", passed=100 * day))
+        for hour, (name, data) in enumerate((("products", products), ("layers", layers))):
+            commit(folder, {f"{name}.json": json.dumps(data)}, f"2026-12-0{day}T0{hour}:00:00+00:00")
+    assert main(["--out", str(tmp_path / "out"), "--results", str(folder)]) == 0
+    page = visit(tmp_path / "out" / "index.html", "show=conformance")
+    shown = {chart["caption"]: chart for chart in charts(page, "history")}
+    assert shown.keys() == {
+        "mxref triton: cases of matmulNVIDIA Test · products.json",
+        "mxref triton: cases of moe_expertsNVIDIA Test · layers.json",
+    }
+    told = [re.sub(r"[0-9a-f]{7,} ", "", chart["description"]) for chart in shown.values()]
+    assert "passed, level 2: 12-01 1, 12-02 2, 12-03 3; failed, level 2: 12-01 0, 12-02 0, 12-03 0; known" in told[0]
+    assert "known, level 2: 12-01 0, 12-02 1, 12-03 2" in told[0]
+    assert "passed, level 2: 12-01 100, 12-02 200, 12-03 300" in told[1] and "known" not in told[1]
+
+
 def test_conformance_stands_beside_the_speed(visit, built):
     page = visit(built, "show=conformance")
     cells = page.evaluate("[...document.querySelectorAll('#matrix td.cell span')].map((e) => e.textContent)")

@@ -157,7 +157,8 @@ function drawLines(parent, title, places, lines, placeOf, rest = []) {
 
 /** Draws it, and returns those of its machines that are not among `machines`. */
 function drawHistory(machines) {
-  const note = ["Each point is a committed version of a record, in the order of commits."];
+  const note = ["Each chart is of one record, each point a committed version of it, in the order of commits."];
+  if (state.show === "conformance") note.push("The number of cases changes as cases are added.");
   if (data.missing) note.push(`There is nothing to draw: ${data.missing}.`);
   if (data.unread.length)
     note.push(`Not drawn, since their form is no longer known: ${data.unread.map((why) => why.split(":")[0]).join(", ")}.`);
@@ -176,8 +177,8 @@ const commitOf = (version) =>
 
 function historyOfSpeed(rows) {
   const timed = rows.filter((row) => measured(row, state.measure) !== null && row.format + row.library !== "-torch copy");
-  const panels = grouped(timed, (r) => [r.machine, r.op, r.dtype, r.size, r.detail, unitFor(state.measure, r)]);
-  const about = (row) => [titleOf(row, row.size), row.machine];
+  const panels = grouped(timed, (r) => [r.machine, r.record, r.op, r.dtype, r.size, r.detail, unitFor(state.measure, r)]);
+  const about = (row) => [titleOf(row, row.size), row.machine, row.record];
   const red = indexed(rows.filter(failed), about);
   return panels
     .flatMap((panel) => {
@@ -198,11 +199,16 @@ function historyOfSpeed(rows) {
 }
 
 function historyOfConformance(rows) {
-  return grouped(rows, (row) => [row.machine, row.library]).flatMap((panel) => {
+  return grouped(rows, (row) => [row.machine, row.library, row.record]).flatMap((panel) => {
     const versions = [...new Set(panel.map((row) => row.version))].sort((a, b) => a - b);
     if (versions.length < 2) return [];
+    const ops = [...new Set(panel.map((row) => row.op))];
+    const title = `${panel[0].library}: cases of ${ops.length > 3 ? `${ops.length} ops` : ops.join(", ")}`;
+    const outcomes = ["passed", "failed", "known", "refused"].filter(
+      (outcome) => outcome !== "known" || panel.some((row) => row.values.known),
+    );
     const series = grouped(panel, (row) => row.detail).flatMap((level) =>
-      ["passed", "failed", "refused"].map((outcome) => ({
+      outcomes.map((outcome) => ({
         label: `${outcome}, ${level[0].detail}`,
         points: grouped(level, (row) => row.version).map((of) => ({
           row: of[0],
@@ -212,7 +218,7 @@ function historyOfConformance(rows) {
         })),
       })),
     );
-    const draw = (parent) => lineChart(parent, `${panel[0].library}: cases`, versions.map(commitOf), series, "");
+    const draw = (parent) => lineChart(parent, title, versions.map(commitOf), series, "");
     return [{ rows: panel, draw }];
   });
 }
