@@ -6,6 +6,7 @@ The page is driven in Chromium, where one is installed.
 import csv
 import io
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -1134,3 +1135,37 @@ def test_no_text_of_a_bar_lies_on_another_or_outside(visit, built, width):
            }).map((bar) => bar.textContent)"""
     )
     assert page.locator("g.bar").count() > 300 and crossing == []
+
+
+@pytest.mark.parametrize("width", [375, 390, 1280])
+def test_names_below_a_line_chart_do_not_collide(visit, built, width):
+    """Of all charts, and of one of more commits than a phone has room for; the newest is named."""
+    page = visit(built, "all=sweep&all=history", width=width)
+    page.evaluate(
+        """() => {
+          const row = ROWS.find((row) => row.kind === "speed");
+          const places = Array.from({ length: 40 }, (_, i) => `abcdef0 12-${10 + i}`);
+          const points = places.map((_, place) => ({ row, place, value: place, ceiling: null }));
+          lineChart($("sweep").querySelector(".charts"), "many", places, [{ label: "a line", points }], "");
+        }"""
+    )
+    names = page.evaluate(
+        """[...document.querySelectorAll("figure > svg")].filter((svg) => svg.querySelector(".series")).map((svg) =>
+             [...svg.querySelectorAll(":scope > text")].map((text) => {
+               const box = text.getBoundingClientRect();
+               const turn = text.transform.baseVal;
+               return [text.textContent, turn.length ? turn[0].angle : 0, text.x.baseVal[0].value,
+                       box.left, box.right, box.top, box.bottom];
+             }))"""
+    )
+    assert len(names) > 20 and any(chart[-1][0] == "abcdef0 12-49" for chart in names)
+    for chart in names:
+        level = [name for name in chart if name[1] == 0]
+        for i, (text, _, _, left, right, top, bottom) in enumerate(level):
+            for other in level[:i]:
+                apart = left >= other[4] or right <= other[3] or top + 2 >= other[6] or bottom <= other[5] + 2
+                assert apart, (text, other[0])
+        turned = [name for name in chart if name[1] != 0]
+        for before, after in zip(turned, turned[1:]):  # parallel lines: their distance, not less than the font's height
+            distance = (after[2] - before[2]) * math.sin(math.radians(abs(after[1])))
+            assert distance >= 11, (before[0], after[0])

@@ -103,6 +103,7 @@ function barChart(parent, title, bars, { logarithmic = false, below = "", head =
 }
 
 const COLOURS = 8; // c0 to c7
+const [TILT, TICK_LINE] = [38, 13]; // of names below a chart: degrees, and pixels from one to the next
 const DASHES = [null, "7 3", "2 3", "9 3 2 3", "5 5"];
 const MARKS = ["M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0", "M-4,-4h8v8h-8z", "M0,-5L5,4H-5z", "M0,-5L5,0L0,5L-5,0z"];
 
@@ -124,6 +125,7 @@ function lineChart(parent, title, places, series, unit, rest = []) {
   const y = (value) =>
     top + plot * (1 - (logarithmic ? Math.log(value / first) / Math.log(last / first) : (value - first) / (last - first)));
   const x = (place) => left + (places.length === 1 ? 0.5 : place / (places.length - 1)) * (width - left - right);
+  const every = tilted ? Math.ceil(TICK_LINE / Math.sin((TILT * Math.PI) / 180) / (x(1) - x(0))) : 1; // counted from the last
   const told = series.map(
     (line) => `${line.label}: ${line.points.map((p) => `${places[p.place]} ${written(p.value, unit)}`).join(", ")}`,
   );
@@ -140,9 +142,10 @@ function lineChart(parent, title, places, series, unit, rest = []) {
     add(svg, "text", { class: "quiet", x: left - 6, y: y(tick) + 4, "text-anchor": "end" }, written(tick, unit));
   }
   places.forEach((place, i) => {
+    if ((places.length - 1 - i) % every) return;
     const at = [x(i), top + plot + 16];
     const turn = tilted
-      ? { "text-anchor": "end", transform: `rotate(-38 ${at.join(" ")})` }
+      ? { "text-anchor": "end", transform: `rotate(-${TILT} ${at.join(" ")})` }
       : { "text-anchor": i === 0 ? "start" : i === places.length - 1 ? "end" : "middle" };
     add(svg, "text", { class: "quiet", x: at[0], y: at[1], ...turn }, place);
   });
