@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -182,6 +183,29 @@ def test_layers_of_weights_alone_are_named_as_their_conformance_is():
     speed = EXPERTS | {"rows": [EXPERTS["rows"][0] | {"activations": "bfloat16"}]}
     found = judged(speed, conformance(case("mxfp4 None", op="moe_experts", passed=3)))
     assert found == {("mxfp4 unquantized", "mxref triton"): ("passed", "3 passed")}
+
+
+def test_what_is_in_no_block_format_has_one_name(visit, built):
+    """The records say None, bf16 and bfloat16; the page says unquantized, in every table, filter and chart, and what it means."""
+    stored = {
+        name
+        for path in RECORDS
+        for row in entries(path)
+        for facts in (row, row.get("extra_info", {}))
+        for name in (facts.get("format") or "-", facts.get("weights", "-"), facts.get("activations", "-"))
+    }
+    assert {"mxfp4 None", "bf16", "bfloat16"} <= stored
+    for row in load():
+        formats = (row.format, row.values.get("weights", "-"), row.values.get("activations", "-"))
+        assert not {"None", "bf16", "bfloat16"} & set(" ".join(formats).split()), row
+    assert {row.format for row in load() if row.op == "eval"} >= {"unquantized", "mxfp4 unquantized", "mxfp4"}
+    for show in ("speed", "conformance", "other"):
+        page = visit(built, f"show={show}&all=throughput")
+        listed = page.evaluate("[...document.querySelectorAll('#facet-format input')].map((e) => e.value)")
+        assert "unquantized" in listed and not {"None", "bf16", "bfloat16", "not quantized"} & set(listed)
+    words = "[...document.querySelectorAll('#words dt')].map((e) => e.textContent)"
+    assert {"unquantized", "two formats"} <= set(visit(built).evaluate(words))
+    assert "unquantized" not in visit(built, "op=qdq").evaluate(words)
 
 
 def test_a_layer_of_vllm_says_what_it_leaves_out():
@@ -436,6 +460,13 @@ def test_the_code_is_asked_what_it_refuses():
     """What a kernel takes in one case it takes, though it refuses others, such as recipes."""
     assert refused_today("qdq", "inductor", "mxfp4") is refused_today("qdq", "nobody", "mxfp4") is None
     assert "scale format" in refused_today("encode", "triton", "e8m0")
+
+
+def test_the_code_is_asked_by_the_name_that_the_records_have(monkeypatch):
+    """A case of weights alone is "mxfp4 None" there."""
+    nothing = SimpleNamespace(accepts=lambda *_, **__: "nothing at all")
+    monkeypatch.setattr("benchmarks.dashboard.standing.registry.kernel", lambda op, backend: nothing)
+    assert refused_today("moe_experts", "a backend", "mxfp4 unquantized") == "nothing at all"
 
 
 # ---- history --------------------------------------------------------------------------------------------------------

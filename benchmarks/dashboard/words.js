@@ -1,5 +1,6 @@
 // The page's own words, said where they are first met, and what conformance says of a bar.
 
+const UNQUANTIZED = "unquantized";
 const isOurs = (library) => library.startsWith("mxref");
 
 /** What a name of ours says after its backend. */
@@ -59,6 +60,9 @@ function drawWords(rows) {
     "the second number of a bar": "its share of the ceiling: 1 is as fast, 0.5 takes twice the time",
     "°": "conformance has something to add, which stands below the chart",
   };
+  if (rows.some((row) => row.format.includes(" ")))
+    words["two formats"] = "of a product's two sides: of weights, then of activations; where there is one, both have it";
+  if (rows.some((row) => under(row, "format").includes(UNQUANTIZED))) words[UNQUANTIZED] = "in no block format: plain bfloat16";
   for (const row of rows) {
     const variant = variantOf(row);
     if (LISTED.includes(variant)) words[variant] = VARIANTS[variant];
