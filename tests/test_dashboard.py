@@ -186,7 +186,7 @@ def test_layers_of_weights_alone_are_named_as_their_conformance_is():
 
 
 def test_what_is_in_no_block_format_has_one_name(visit, built):
-    """The records say None, bf16 and bfloat16; the page says unquantized, in every table, filter and chart, and what it means."""
+    """The records say None, bf16 and bfloat16; the page says unquantized, in every filter too, and what it means."""
     stored = {
         name
         for path in RECORDS
@@ -766,7 +766,8 @@ def test_a_bar_says_throughput_and_share_of_the_ceiling(visit, built):
     rate = 8192 * 8192 * (2 + 4.5 / 8) / entry["ms"] / 1e9
     (chart,) = charts(page, "throughput")
     assert chart["description"] == (
-        f"throughput, share of the ceiling; nvfp4 · mxref triton · nvidia °: {rate:.3g} TB/s, {entry['of_a_copy']:.2f}"
+        f"throughput, share of the ceiling; nvfp4 · mxref triton · nvidia °: {rate:.3g} TB/s, {entry['of_a_copy']:.2f}; "
+        "ceiling: torch copy"
     )
     bar, mark = page.evaluate(
         "[document.querySelector('.bar rect').width.baseVal.value,"
@@ -791,6 +792,41 @@ def test_products_show_operations_against_cublas(visit, sample):
     page.get_by_role("combobox", name=re.compile("^Measure")).select_option("operations")
     assert "mxref triton – no record: 2 TFLOP/s, 0.50" in charts(page, "throughput")[0]["description"]
     assert charts(visit(sample[0], "op=moe_experts&machine=NVIDIA Test"), "sweep")[0]["series"] == [2, 2]
+
+
+def test_a_share_of_another_ceiling_says_of_which(visit, tmp_path):
+    """Each product by a kernel beside cuBLAS in bfloat16, and one in float64 too, which its dots need."""
+    product = {"m": 512, "n": 512, "k": 256, "tflops": 1.0}
+    ms = {"mxfp4": 2.0, "nvfp4": 4.0, "mxfp8_e4m3": 5.0}
+    rows = [product | {"format": format, "kernel": "cublas bfloat16", "ms": 1.0} for format in ms]
+    rows.append(product | {"format": "mxfp8_e4m3", "kernel": "cublas float64", "ms": 4.0})
+    rows += [product | {"format": format, "kernel": "chosen", "path": "Fused()", "ms": ms[format]} for format in ms]
+    (tmp_path / "matmul.json").write_text(json.dumps(MATMUL | {"rows": rows}))
+    assert main(["--out", str(tmp_path / "out"), "--results", str(tmp_path)]) == 0
+    page = visit(tmp_path / "out" / "index.html")
+    texts = "[...document.querySelectorAll('#throughput g.bar > text:last-child')].map((e) => e.textContent)"
+    shares = [text.split(", ", 1)[1] for text in page.evaluate(texts)]
+    assert sorted(shares) == ["0.25", "0.50", "0.80 of cublas float64"]
+    assert "ceiling: cublas bfloat16, or what a number names" in page.locator("#throughput figure").text_content()
+    page.get_by_role("combobox", name=re.compile("^Measure")).select_option("share")
+    assert sorted(page.evaluate(texts)) == ["0.250", "0.500", "0.800 of cublas float64"]
+
+
+def test_each_chart_names_its_ceiling_and_the_page_says_once_what_one_is(visit, built):
+    page = visit(built, "all=throughput&all=sweep&all=history")
+    ceilings = {row.values["ceiling"] for row in load() if "ceiling" in row.values}
+    unnamed = page.evaluate(
+        """(names) => [...document.querySelectorAll("#throughput figure, #sweep figure, #history figure")]
+             .filter((figure) => figure.querySelector("line.ceiling, .dashed"))
+             .filter((figure) => !names.some((name) => figure.textContent.includes(`ceiling: ${name}`))).length""",
+        sorted(ceilings),
+    )
+    assert unnamed == 0 and page.locator("#throughput line.ceiling").count() > 100
+    said = page.evaluate("[...document.querySelectorAll('#words dt')].filter((e) => e.textContent.startsWith('ceiling'))"
+                         ".map((e) => e.nextSibling.textContent)")  # fmt: skip
+    assert len(said) == 1 and "timed in the same run" in said[0]
+    texts = page.evaluate("[...document.querySelectorAll('p, dt, dd, figure, summary')].map((e) => e.innerText)")
+    assert not [text for text in texts if "floor" in text]
 
 
 @pytest.fixture(scope="module")
@@ -1159,10 +1195,12 @@ def test_no_text_of_a_bar_lies_on_another_or_outside(visit, built, width):
     crossing = page.evaluate(
         """[...document.querySelectorAll("g.bar")].filter((bar) => {
              const [label, number] = [...bar.querySelectorAll("text")].map((text) => text.getBoundingClientRect());
+             const drawn = [...bar.querySelectorAll("rect, line")].map((shape) => shape.getBoundingClientRect().right);
              const figure = bar.closest("svg").getBoundingClientRect();
              const beside = label.right <= number.left || label.top + 3 >= number.bottom || number.top + 3 >= label.bottom;
              const left = Math.min(label.left, number.left);
-             return !beside || label.right > figure.right + 1 || left < figure.left - 1;
+             const over = drawn.some((right) => right > number.left);
+             return !beside || over || label.right > figure.right + 1 || left < figure.left - 1;
            }).map((bar) => bar.textContent)"""
     )
     assert page.locator("g.bar").count() > 300 and crossing == []

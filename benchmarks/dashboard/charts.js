@@ -67,9 +67,11 @@ function barChart(parent, title, bars, { logarithmic = false, below = "", head =
   const tops = [top];
   for (const each of steps) tops.push(tops.at(-1) + each);
   const height = tops.at(-1) + 4;
-  const span = width - left - right;
   const values = bars.flatMap((bar) => [bar.value, bar.ceiling]).filter((value) => value);
   const [low, high] = logarithmic ? [Math.min(1, ...values), Math.max(1, ...values)] : [0, Math.max(...values, 1e-30)];
+  const room = (bar) => // what its number leaves to a bar and its mark; a short bar leaves room for a long number
+    bar.value === null ? width : ((width - left - textWidth(bar.text) - 8) * high) / Math.max(bar.value, bar.ceiling);
+  const span = logarithmic ? width - left - right : Math.min(width - left, ...bars.map(room));
   const at = (value) =>
     left + span * (!logarithmic ? value / high : high === low ? 0.5 : Math.log(value / low) / Math.log(high / low));
   const description = bars.map((bar, i) => `${labels[i]}: ${bar.text}`).join("; ");
@@ -184,7 +186,8 @@ function lineChart(parent, title, places, series, unit, rest = []) {
     add(swatch, "path", { class: colour, d: mark });
     item.append(line.label);
   });
-  if ([...ceilings].some(Boolean)) add(legend, "li", {}, "- - - ceiling");
+  const held = new Set(points.filter((point) => point.ceiling).map((point) => point.row.values.ceiling));
+  if (held.size) add(legend, "li", {}, `- - - ceiling: ${[...held].join(", ")}`);
   addNotes(figure, [...points.map((point) => point.row), ...rest]);
 }
 

@@ -38,22 +38,29 @@ function drawThroughput(rows) {
   const numbers = (panel) => panel.filter((row) => row.values.ceiling && measured(row, state.measure) !== null).length;
   panels.sort((a, b) => withCeilings(b) - withCeilings(a) || numbers(b) - numbers(a) || most(a, b));
   const charts = panels.map((panel) => {
-    const ceilings = new Set(panel.map((row) => row.values.ceiling));
+    const held = grouped(
+      panel.filter((row) => row.values.ceiling),
+      (row) => row.values.ceiling,
+    ).sort(most);
+    const ceilings = held.map(([row]) => row.values.ceiling); // the chart's own first; of any other, a number says so
     const bars = panel
-      .filter((row) => !ceilings.has(row.library))
+      .filter((row) => !ceilings.includes(row.library))
       .map((row) => {
         const value = measured(row, state.measure);
-        const unit = unitFor(state.measure, row);
-        const share = state.measure !== "share" && ofCeiling(row) ? `, ${shareOf(row)}` : "";
+        const number = written(value, unitFor(state.measure, row));
+        const of = ceilings.indexOf(row.values.ceiling) > 0 ? ` of ${row.values.ceiling}` : "";
+        const share = ofCeiling(row) ? (state.measure === "share" ? of : `, ${shareOf(row)}${of}`) : "";
         const ceiling = row.values.ceiling_ms ? measured(row, state.measure, row.values.ceiling_ms) : null;
-        return { row, value, ceiling, text: value === null ? withoutNumber(row) : written(value, unit) + share };
+        return { row, value, ceiling, text: value === null ? withoutNumber(row) : number + share };
       });
     const way = unitFor(state.measure, panel[0]) === "s" ? 1 : -1;
     bars.sort((a, b) => (a.value === null) - (b.value === null) || way * (a.value - b.value));
-    const share = state.measure !== "share" && bars.some((bar) => bar.value !== null && bar.ceiling);
+    const marked = bars.some((bar) => bar.value !== null && bar.ceiling);
+    const share = state.measure !== "share" && marked;
     const head = { throughput: "throughput", operations: "operations", share: "share of the ceiling", time: "time" }[state.measure];
+    const below = marked ? `ceiling: ${ceilings[0]}${ceilings[1] ? ", or what a number names" : ""}` : "";
     const draw = (parent) =>
-      barChart(parent, titleOf(panel[0], panel[0].size), bars, { head: share ? `${head}, share of the ceiling` : head });
+      barChart(parent, titleOf(panel[0], panel[0].size), bars, { head: share ? `${head}, share of the ceiling` : head, below });
     return { rows: bars.map((bar) => bar.row), draw };
   });
   drawAll(

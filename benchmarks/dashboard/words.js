@@ -56,7 +56,9 @@ function addNotes(figure, rows) {
 /** Above the charts: the words that what is shown needs. */
 function drawWords(rows) {
   const words = {
-    "ceiling, the upright mark": "a copy of as many bytes, or the plain product, timed in the same run",
+    "ceiling, the upright mark":
+      "what a throughput is held against: a copy of as many bytes, or the plain product, timed in the same run; " +
+      "each chart names its own",
     "the second number of a bar": "its share of the ceiling: 1 is as fast, 0.5 takes twice the time",
     "°": "conformance has something to add, which stands below the chart",
   };
