@@ -1183,10 +1183,19 @@ def test_lines_of_one_chart_look_different(visit, built):
     assert max(map(len, looks)) > 8 and all(len(set(lines)) == len(lines) for lines in looks)
 
 
-def test_devices_of_the_history_alone_are_named(visit, built):
-    page = visit(built, "all=history")
-    shown = {machine for chart in charts(page, "history") for machine in chart["machines"]}
-    assert all(machine in page.locator("#machines").text_content() for machine in shown)
+@pytest.mark.parametrize("show", ["speed", "conformance", "other"])
+def test_devices_are_counted_once(visit, built, show):
+    """Those of the rows; those of the history alone are named, and a device that is not recorded is none."""
+    page = visit(built, f"show={show}&all=history")
+    rows = [row for row in load() if row.kind == show]
+    unknown = [row for row in rows if row.run.machine == "machine not recorded"]
+    known = {row.run.machine for row in rows} - {"machine not recorded"}
+    said = f"{len(rows)} of {len(rows)} rows, {len(known)} device{'s' * (len(known) > 1)}"
+    said += f", {len(unknown)} rows do not record theirs" if unknown else ""
+    assert page.locator("#status").text_content() == said and bool(unknown) == (show == "other")
+    assert not re.search(r"\d+ devices", page.locator("#machines").text_content())
+    shown = {machine for chart in charts(page, "history") for machine in chart["machines"]} if show != "other" else set()
+    assert all(machine in page.locator("#machines").text_content() for machine in shown) or len(shown | known) == 1
 
 
 @pytest.mark.parametrize("width", [375, 1280])
