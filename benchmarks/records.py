@@ -6,6 +6,7 @@ become milliseconds, and nothing is rounded. Every value is checked before it is
 """
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -225,7 +226,7 @@ def _elementwise(data: dict, run: Run) -> Iterator[Row]:
         if "ms" in row:
             values |= {"ms": row["ms"], "ceiling": COPY, "ceiling_ms": row["copy_ms"]}
             values["times_a_bare_kernel"] = row.get("times_a_bare_kernel")
-        note = row.get("failed", "")
+        note = _in_words(row.get("failed", ""))
         # records that name no recipe were made with the format's own
         recipe = row.get("recipe") or (
             BLOCK_FORMATS[format].default_recipe if who == OURS and format in BLOCK_FORMATS else ""
@@ -296,6 +297,15 @@ def operands(*formats: str) -> str:
     return " ".join(dict.fromkeys("unquantized" if name in ("None", "bf16", "bfloat16") else name for name in formats))
 
 
+def _in_words(failure: str) -> str:
+    """What an exception says, without its name.
+
+    >>> _in_words("ValueError: not alike"), _in_words("rows 0: codes differ"), _in_words("AssertionError: ")
+    ('not alike', 'rows 0: codes differ', 'AssertionError: ')
+    """
+    return re.sub(r"^\w+(Error|Exception): (?=\S)", "", failure)
+
+
 def _experts(data: dict, run: Run) -> Iterator[Row]:
     """`moe_gpu.py`: a layer is held against a copy of the packed weights that it meets; its size is its tokens."""
     for row in data["rows"]:
@@ -308,7 +318,7 @@ def _experts(data: dict, run: Run) -> Iterator[Row]:
         yield Row(
             run, SPEED, "moe_experts", operands(row["weights"], row["activations"]), data["dtype"],
             LAYERS_BY.get(row["by"], row["by"]), size=(row["tokens"],), detail=row["model"],
-            note=row.get("failed", left_out), values=_known(values),
+            note=_in_words(row.get("failed", left_out)), values=_known(values),
         )  # fmt: skip
 
 

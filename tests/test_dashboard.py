@@ -176,7 +176,7 @@ def test_layers_of_experts_are_held_against_a_copy_of_the_weights_that_they_meet
     assert (first.op, first.format, first.size, first.detail) == ("moe_experts", "mxfp4 mxfp6_e3m2", (1,), "a model")
     assert first.values["ceiling_ms"] == 0.125 and first.values["moved_bytes"] == 1_000_000
     assert first.values["flops"] == 2.0 * 0.25 * 1e9
-    assert rows[4].note.startswith("RuntimeError") and "ms" not in rows[4].values
+    assert rows[4].note == "</script> no memory" and "ms" not in rows[4].values
 
 
 def test_layers_of_weights_alone_are_named_as_their_conformance_is():
@@ -812,6 +812,27 @@ def test_a_share_of_another_ceiling_says_of_which(visit, tmp_path):
     assert sorted(page.evaluate(texts)) == ["0.250", "0.500", "0.800 of cublas float64"]
 
 
+def test_what_has_no_number_says_so_and_why_in_words(visit, built, sample):
+    failures = [row for row in entries(RESULTS / "moe-h200.json") if "failed" in row]
+    assert failures and all(re.match(r"\w+Error: ", row["failed"]) for row in failures)
+    for width in (390, 1280):
+        page = visit(built, "op=moe_experts&format=mxfp8_e4m3&library=vllm bfloat16&all=throughput", width=width)
+        figures = page.locator("#throughput figure")
+        assert figures.count() == len({(row["model"], row["tokens"]) for row in failures})
+        assert "Error" not in page.locator("main").text_content()
+        for i in range(figures.count()):
+            assert figures.nth(i).locator("g.bar > text:last-child").text_content() == "no number"
+            why = failures[0]["failed"].split(": ", 1)[1]
+            assert f"no number for mxfp8_e4m3 · vllm bfloat16: {why}" in figures.nth(i).locator("p").all_text_contents()
+            assert why in charts(page, "throughput")[i]["description"]
+    rows = table(page)
+    assert {(row["ms"], row["note"]) for row in rows} == {("no number", why)}
+    page = visit(sample[0], "op=moe_experts&size=[1]&machine=NVIDIA Test")
+    assert (
+        "no number for mxfp4 mxfp6_e3m2 · vllm bfloat16: </script> no memory" in page.locator("#throughput").text_content()
+    )
+
+
 def test_each_chart_names_its_ceiling_and_the_page_says_once_what_one_is(visit, built):
     page = visit(built, "all=throughput&all=sweep&all=history")
     ceilings = {row.values["ceiling"] for row in load() if "ceiling" in row.values}
@@ -931,7 +952,7 @@ def test_the_csv_is_the_rows_that_are_shown_with_every_digit(visit, built):
     assert libraries == sorted(libraries, reverse=True) and len(set(libraries)) > 3
     page.get_by_role("button", name="ms", exact=True).click()
     shown, exact = table(page), downloaded(page)
-    timed = [row["ms"] not in ("", "failed conformance") for row in exact]
+    timed = [row["ms"] not in ("no number", "failed conformance") for row in exact]
     times = [float(row["ms"]) for row, is_timed in zip(exact, timed) if is_timed]
     assert times == sorted(times) and timed == [True] * len(times) + [False] * (len(exact) - len(times))
     assert len(shown) == len(exact) and list(shown[0]) == list(exact[0])
@@ -945,7 +966,7 @@ def test_the_csv_is_the_rows_that_are_shown_with_every_digit(visit, built):
     for row, cells in zip(exact, shown, strict=True):
         record, is_red = records.pop(key(**row))
         if is_red or "ms" not in record.values:
-            assert row["ms"] == ("failed conformance" if is_red else "")
+            assert row["ms"] == ("failed conformance" if is_red else "no number")
         else:
             assert float(row["ms"]) == record.values["ms"]
         assert row["ceiling_ms"] == "" or float(row["ceiling_ms"]) == record.values["ceiling_ms"]

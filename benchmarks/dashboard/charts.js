@@ -43,13 +43,6 @@ function widthOf(parent) {
   return Math.max(240, Math.round((columns[0] || parent.clientWidth || 400) - 28));
 }
 
-/** A text, cut where it is wider than `width`; all of it is in the bar's title and in the table. */
-function shortened(text, width) {
-  if (textWidth(text, 12, 600) <= width) return text;
-  const kept = Math.floor((text.length * width) / textWidth(`${text}…`, 12, 600));
-  return `${text.slice(0, kept - 1)}…`;
-}
-
 /**
  * Bars from zero, or from one on a logarithmic scale; each with a mark for its ceiling where it has one, and marked where
  * conformance has more to say than that all passed. `head`: what the numbers at the right are; `rest`: rows without a bar.
@@ -75,7 +68,8 @@ function barChart(parent, title, bars, { logarithmic = false, below = "", head =
   const at = (value) =>
     left + span * (!logarithmic ? value / high : high === low ? 0.5 : Math.log(value / low) / Math.log(high / low));
   const description = bars.map((bar, i) => `${labels[i]}: ${bar.text}`).join("; ");
-  const { figure, svg } = frame(parent, title, rows, [head, description, below].filter(Boolean).join("; "), width, height);
+  const told = [head, description, ...reasonsOf(rows), below].filter(Boolean).join("; ");
+  const { figure, svg } = frame(parent, title, rows, told, width, height);
   if (below) add(figure, "p", { class: "below" }, below);
   addNotes(figure, [...rows, ...rest]);
   if (head) add(svg, "text", { x: width, y: 12, "text-anchor": "end", class: "quiet" }, head);
@@ -94,7 +88,7 @@ function barChart(parent, title, bars, { logarithmic = false, below = "", head =
     if (markOf(bar.row)) add(label, "tspan", { class: classOf(bar.row) }, markOf(bar.row));
     const nothing = failed(bar.row) ? "failed" : "quiet";
     const end = { x: width, y: y + 13, "text-anchor": "end" };
-    if (bar.value === null) return void add(group, "text", { ...end, class: nothing }, shortened(bar.text, width));
+    if (bar.value === null) return void add(group, "text", { ...end, class: nothing }, bar.text);
     const [from, to] = logarithmic ? [at(1), at(bar.value)].sort((a, b) => a - b) : [left, at(bar.value)];
     const colour = isHollow(bar.row) ? `${colourOf(bar.row)} hollow` : colourOf(bar.row);
     add(group, "rect", { class: colour, x: from, y: y + 2, width: Math.max(1.5, to - from), height: 13, rx: 2 });

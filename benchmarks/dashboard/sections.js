@@ -70,7 +70,7 @@ function drawThroughput(rows) {
   );
 }
 
-const withoutNumber = (row) => (failed(row) ? "failed conformance" : row.note || "no number");
+const withoutNumber = (row) => (failed(row) ? "failed conformance" : row.values.ms ? "no ceiling" : "no number");
 
 /** Ratios of times within a run: beside other libraries, and, in a section of its own, among what is all mxref's. */
 function drawRatios(rows) {

@@ -49,7 +49,15 @@ function notesOf(rows) {
   });
 }
 
+/** Why rows have no number, each reason once; conformance that failed has a note of its own. */
+const reasonsOf = (rows) =>
+  grouped(
+    rows.filter((row) => !row.values.ms && !failed(row)),
+    (row) => row.note,
+  ).map((same) => `no number for ${same.map(named).join(", ")}: ${same[0].note || "the record does not say why"}`);
+
 function addNotes(figure, rows) {
+  for (const reason of reasonsOf(rows)) add(figure, "p", { class: "below" }, reason);
   for (const note of notesOf(rows)) add(figure, "p", { class: `below ${note.class}` }, note.text);
 }
 
