@@ -1079,6 +1079,21 @@ def test_everything_else_has_a_table_for_each_record(visit, built):
     assert dict(shown) == counts
 
 
+def test_where_a_row_comes_from_is_said_even_where_it_is_not_recorded(visit, built, tmp_path):
+    page = visit(built, "show=other&record=eval-embedded-cpu.json")
+    assert json.loads((RESULTS / "eval-embedded-cpu.json").read_text(encoding="utf-8")).get("commit") is None
+    for rows in (table(page), downloaded(page)):
+        assert {(row["commit"], row["date"]) for row in rows} == {("not recorded", "not recorded")}
+    assert page.get_by_text("-dirty").count() == 0
+    rows = [{"function": "exp", "worst": 1.0}]
+    dirty = GPU | {"what": "accuracy", "rows": rows, "commit": "abc1234-dirty"}
+    (tmp_path / "functions.json").write_text(json.dumps(dirty))
+    assert main(["--out", str(tmp_path / "out"), "--results", str(tmp_path)]) == 0
+    page = visit(tmp_path / "out" / "index.html", "show=other")
+    assert [row["commit"] for row in table(page)] == ["abc1234-dirty"]
+    assert "-dirty: measured with changes to that commit that were not committed" in page.locator("#rows").text_content()
+
+
 def test_a_long_table_lists_its_first_rows_until_all_are_asked_for(visit, tmp_path):
     rows = [SPEED_ROW | {"size": [8 * i, 64], "ms": float(i)} for i in range(1, 1202)]
     (tmp_path / "x.json").write_text(elementwise({}, rows=rows))

@@ -1,10 +1,11 @@
 // Tables: rows that sort and leave as CSV, and the matrix of conformance.
 
+const NOT_RECORDED = "not recorded";
 const WHERE = [
   ["machine", (r) => r.machine],
-  ["versions", (r) => r.versions],
-  ["commit", (r) => r.commit],
-  ["date", (r) => r.date],
+  ["versions", (r) => r.versions || NOT_RECORDED],
+  ["commit", (r) => r.commit || NOT_RECORDED],
+  ["date", (r) => r.date || NOT_RECORDED],
   ["record", (r) => r.record],
 ];
 const WHAT = [
@@ -141,6 +142,8 @@ function drawTable(parent, title, rows) {
       );
     }
   }
+  if (rows.some((row) => row.commit?.endsWith("-dirty")))
+    add(parent, "p", { class: "below" }, "-dirty: measured with changes to that commit that were not committed themselves");
   if (rows.length > LISTED_ROWS) addAll(parent, "rows", LISTED_ROWS, rows.length, "rows");
 }
 
