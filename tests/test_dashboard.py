@@ -766,7 +766,7 @@ def test_a_bar_says_throughput_and_share_of_the_ceiling(visit, built):
     rate = 8192 * 8192 * (2 + 4.5 / 8) / entry["ms"] / 1e9
     (chart,) = charts(page, "throughput")
     assert chart["description"] == (
-        f"throughput, share of the ceiling; nvfp4 · mxref triton · nvidia °: {rate:.3g} TB/s, {entry['of_a_copy']:.2f}; "
+        f"throughput, share of the ceiling; nvfp4 · mxref triton · nvidia °: {rate:#.3g} TB/s, {entry['of_a_copy']:.2f}; "
         "ceiling: torch copy"
     )
     bar, mark = page.evaluate(
@@ -775,7 +775,7 @@ def test_a_bar_says_throughput_and_share_of_the_ceiling(visit, built):
     )
     assert bar / mark == pytest.approx(entry["of_a_copy"], rel=1e-4)
     page.get_by_role("combobox", name=re.compile("^Measure")).select_option("time")
-    assert f"{1e3 * entry['ms']:.3g} µs" in charts(page, "throughput")[0]["description"]
+    assert f"{1e3 * entry['ms']:#.3g} µs" in charts(page, "throughput")[0]["description"]
     page.get_by_role("combobox", name=re.compile("^Measure")).select_option("share")
     assert f": {entry['of_a_copy']:#.3g}" in charts(page, "throughput")[0]["description"]
 
@@ -783,14 +783,14 @@ def test_a_bar_says_throughput_and_share_of_the_ceiling(visit, built):
 def test_products_show_operations_against_cublas(visit, sample):
     page = visit(sample[0], "op=matmul&format=mxfp8_e4m3&machine=NVIDIA Test")
     (chart,) = charts(page, "throughput")
-    assert re.search(r"mxfp8_e4m3 · mxref triton – [a-z ]+: 2.1 GFLOP/s, 0.50", chart["description"])
+    assert re.search(r"mxfp8_e4m3 · mxref triton – [a-z ]+: 2.10 GFLOP/s, 0.50", chart["description"])
     assert "rows 0: codes differ" in chart["description"]
     page = visit(sample[0], "op=moe_experts&library=mxref triton&size=[1]&machine=NVIDIA Test")
     assert (
-        "mxref triton – no record: 4 GB/s, 0.50" in charts(page, "throughput")[0]["description"]
+        "mxref triton – no record: 4.00 GB/s, 0.50" in charts(page, "throughput")[0]["description"]
     )  # a megabyte in a quarter of a ms
     page.get_by_role("combobox", name=re.compile("^Measure")).select_option("operations")
-    assert "mxref triton – no record: 2 TFLOP/s, 0.50" in charts(page, "throughput")[0]["description"]
+    assert "mxref triton – no record: 2.00 TFLOP/s, 0.50" in charts(page, "throughput")[0]["description"]
     assert charts(visit(sample[0], "op=moe_experts&machine=NVIDIA Test"), "sweep")[0]["series"] == [2, 2]
 
 
@@ -973,6 +973,7 @@ def test_the_csv_is_the_rows_that_are_shown_with_every_digit(visit, built):
         assert (row["commit"], row["date"], row["machine"]) == (record.run.commit, record.run.date, record.run.machine)
         for name, text in cells.items():
             number = name in ("ms", "GB/s", "TFLOP/s", "ceiling_ms", "of the ceiling") and text[:1].isdigit()
+            text = text.replace(",", "") if number else text
             assert float(text) == pytest.approx(float(row[name]), rel=5e-4) if number else text == row[name], name
     assert not records
     page.evaluate("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
@@ -1077,6 +1078,27 @@ def test_everything_else_has_a_table_for_each_record(visit, built):
         "[...document.querySelectorAll('#rows table')].map((t) => [t.caption.textContent, t.tBodies[0].rows.length])"
     )
     assert dict(shown) == counts
+
+
+def test_numbers_of_a_column_are_written_alike(visit, tmp_path):
+    """Four digits each, groups of three, no 1e3; whole numbers as they are where all of a column are."""
+    values = [0.00012344, -91, 18.6566, 0, 12543.2, 0.5, 1.08421e-19]
+    texts = ["0.0001234", "-91.00", "18.66", "0", "12,543", "0.5000", "1.084 × 10^-19"]
+    counts = [0, 7, 999, 1000, 4294967296, 12, 5]
+    listed = ["0", "7", "999", "1,000", "4,294,967,296", "12", "5"]
+    rows = [{"function": f"f{i}", "worst": value, "count": count} for i, (value, count) in enumerate(zip(values, counts))]
+    (tmp_path / "functions.json").write_text(json.dumps(GPU | {"what": "accuracy", "rows": rows}))
+    ratios = [1234567.0, 0.000123456, 2.0]  # times as fast
+    speeds = [SPEED_ROW | {"library": f"other {i}", "ms": 1 / ratio, "copy_ms": 0.03} for i, ratio in enumerate(ratios)]
+    (tmp_path / "speed.json").write_text(elementwise({}, rows=[SPEED_ROW, *speeds]))
+    assert main(["--out", str(tmp_path / "out"), "--results", str(tmp_path)]) == 0
+    page = visit(tmp_path / "out" / "index.html", "show=other")
+    assert [row["worst"] for row in table(page)] == texts and [row["count"] for row in table(page)] == listed
+    assert [float(row["worst"]) for row in downloaded(page)] == values
+    page = visit(tmp_path / "out" / "index.html")
+    bars = "[...document.querySelectorAll('{} g.bar > text:last-child')].map((e) => e.textContent)"
+    assert page.evaluate(bars.format("#ratios")) == ["1,234,567 ×", "2.00 ×", "0.000123 ×"]
+    assert "0.030" in {text.split(", ")[-1] for text in page.evaluate(bars.format("#throughput"))}
 
 
 def test_where_a_row_comes_from_is_said_even_where_it_is_not_recorded(visit, built, tmp_path):

@@ -113,7 +113,7 @@ function lineChart(parent, title, places, series, unit, rest = []) {
   const low = logarithmic ? least : 0;
   const ticks = ticksOf(low, high, logarithmic);
   const longest = Math.max(...places.map((place) => textWidth(place, 11)));
-  const [scale, right] = [Math.max(...ticks.map((tick) => textWidth(written(tick, unit), 11))) + 8, 14];
+  const [scale, right] = [Math.max(...ticks.map((tick) => textWidth(written(tick, unit, true), 11))) + 8, 14];
   const tilted = (places.length > 2 ? 1.5 : 2) * longest + 8 > (width - scale - right) / Math.max(1, places.length - 1);
   const [left, bottom] = tilted ? [Math.max(scale, 0.8 * longest), 0.62 * longest + 18] : [scale, 22];
   const [top, plot] = [10, 190];
@@ -135,7 +135,7 @@ function lineChart(parent, title, places, series, unit, rest = []) {
   );
   for (const tick of ticks) {
     add(svg, "line", { class: "grid", x1: left, x2: width - right, y1: y(tick), y2: y(tick) });
-    add(svg, "text", { class: "quiet", x: left - 6, y: y(tick) + 4, "text-anchor": "end" }, written(tick, unit));
+    add(svg, "text", { class: "quiet", x: left - 6, y: y(tick) + 4, "text-anchor": "end" }, written(tick, unit, true));
   }
   places.forEach((place, i) => {
     if ((places.length - 1 - i) % every) return;

@@ -47,7 +47,7 @@ function drawThroughput(rows) {
       .filter((row) => !ceilings.includes(row.library))
       .map((row) => {
         const value = measured(row, state.measure);
-        const number = written(value, unitFor(state.measure, row));
+        const number = state.measure === "share" && value ? digits(value, 3) : written(value, unitFor(state.measure, row));
         const of = ceilings.indexOf(row.values.ceiling) > 0 ? ` of ${row.values.ceiling}` : "";
         const share = ofCeiling(row) ? (state.measure === "share" ? of : `, ${shareOf(row)}${of}`) : "";
         const ceiling = row.values.ceiling_ms ? measured(row, state.measure, row.values.ceiling_ms) : null;
@@ -88,7 +88,7 @@ function drawRatios(rows) {
         .filter((row) => row !== base)
         .map((row) => {
           const value = base.values.ms / row.values.ms;
-          return { row, value, base, text: `${written(value, "")} ×` };
+          return { row, value, base, text: `${digits(value, 3)} ×` };
         });
     }),
   );

@@ -74,8 +74,12 @@ function columnsOf(rows) {
 
 const WIDE = ["note", "conformance", "reasons", "detail"]; // columns whose long texts are wrapped
 
-const shown = (cell) =>
-  typeof cell === "number" && !Number.isInteger(cell) ? String(Number(cell.toPrecision(4))) : String(cell ?? "");
+/** How the cells of a column are written: all numbers to four digits, if one of them is not whole. */
+function writerOf(cells) {
+  const numbers = cells.filter((cell) => typeof cell === "number");
+  const number = numbers.every(Number.isInteger) ? whole : (cell) => digits(cell, 4);
+  return (cell) => (typeof cell === "number" ? number(cell) : String(cell ?? ""));
+}
 
 const LISTED_ROWS = 1000; // of a table, until all are asked for
 
@@ -83,6 +87,7 @@ const LISTED_ROWS = 1000; // of a table, until all are asked for
 function drawTable(parent, title, rows) {
   const columns = columnsOf(rows).map(([name, get]) => ({ name, cells: rows.map(get) }));
   const kept = columns.filter((column) => column.cells.some((cell) => ![undefined, null, "", "-"].includes(cell)));
+  for (const column of kept) column.write = writerOf(column.cells);
   let order = rows.map((_, i) => i);
   const by = kept.find((column) => column.name === state.sort.replace("-", ""));
   if (by) {
@@ -132,8 +137,8 @@ function drawTable(parent, title, rows) {
   const body = add(table, "tbody");
   for (const i of state.all.has("rows") ? order : order.slice(0, LISTED_ROWS)) {
     const tr = add(body, "tr");
-    for (const { name, cells } of kept) {
-      const text = shown(cells[i]);
+    for (const { name, cells, write } of kept) {
+      const text = write(cells[i]);
       add(
         tr,
         "td",
@@ -220,6 +225,6 @@ function outcomes(cell, row) {
   for (const [outcome, mark] of Object.entries(marks)) {
     if (!row.values[outcome]) continue;
     const kind = outcome === "known" ? "failed" : outcome;
-    add(cell, "span", { class: kind }, `${mark} ${row.values[outcome]} ${outcome}`);
+    add(cell, "span", { class: kind }, `${mark} ${whole(row.values[outcome])} ${outcome}`);
   }
 }
