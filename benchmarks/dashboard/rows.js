@@ -33,7 +33,7 @@ const inWords = (format) => (format === "-" ? "no format" : format);
 
 // A row's numbers, of which a measure is one.
 const ofCeiling = (row) => (row.values.ceiling_ms && timeOf(row) ? row.values.ceiling_ms / row.values.ms : null);
-const shareOf = (row) => (ofCeiling(row) < 0.1 ? digits(ofCeiling(row), 2) : ofCeiling(row).toFixed(2));
+const shareOf = (row) => digits(ofCeiling(row), ofCeiling(row) < 1 ? 2 : 3);
 
 /** What a row did in its time, and the unit of its rate: bytes, or operations if it has no bytes or they are asked for. */
 function workOf(row, measure) {
