@@ -1042,6 +1042,7 @@ def test_no_line_of_the_history_joins_two_records(visit, tmp_path):
     assert "passed, level 2: 12-01 1, 12-02 2, 12-03 3; failed, level 2: 12-01 0, 12-02 0, 12-03 0; known" in told[0]
     assert "known, level 2: 12-01 0, 12-02 1, 12-03 2" in told[0]
     assert "passed, level 2: 12-01 100, 12-02 200, 12-03 300" in told[1] and "known" not in told[1]
+    assert "no number" not in page.locator("#history").text_content()
 
 
 def test_conformance_stands_beside_the_speed(visit, built):
@@ -1220,15 +1221,76 @@ def test_a_phone_scrolls_down_only(visit, sample, show):
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize("show, column", [("speed", "ms"), ("conformance", "passed"), ("other", "bits_per_byte")])
+@pytest.mark.parametrize(
+    "show, column", [("speed", "of the ceiling"), ("conformance", "failed"), ("other", "bits_per_byte")]
+)
 def test_a_table_shows_numbers_before_it_is_scrolled(visit, built, show, column, width):
     page = visit(built, f"show={show}", width=width)
-    right = f"document.querySelector('#rows th button[data-column={column}]').getBoundingClientRect().right"
+    right = f"document.querySelector('#rows th button[data-column=\"{column}\"]').getBoundingClientRect().right"
     assert page.evaluate(right) < width - 20
 
 
-def test_the_matrix_fits_on_a_wide_screen(visit, built):
-    page = visit(built, "show=conformance")
+def test_a_phone_says_what_a_row_is_in_one_cell(visit, built):
+    """Op, format, library, dtype and size together, each a button that sorts; what all rows share stands in the caption."""
+    page = visit(built, "op=qdq&format=mxfp4&library=mxref triton&dtype=bfloat16", width=390)
+    ours = ("speed", "qdq", "mxfp4", "mxref triton")
+    wanted = [row for row in load() if (row.kind, row.op, row.format, row.library) == ours]
+    cells = page.evaluate("[...document.querySelectorAll('#rows td.stacked')].map((e) => e.textContent)")
+    assert sorted(cell.replace("\xa0", " ") for cell in cells) == sorted(f"qdq · {size_of(row)}" for row in wanted) != []
+    caption = page.locator("#rows caption").text_content()
+    assert caption == "Every row of speed that passes the filters · mxfp4 · mxref triton · bfloat16 · ocp"
+    page.get_by_role("button", name="size", exact=True).click()
+    assert page.evaluate("[document.activeElement.textContent, document.activeElement.closest('th').ariaSort]") == [
+        "size ▲",
+        "ascending",
+    ]
+    assert {name: row[name] for row in downloaded(page) for name in ("op", "format", "dtype")} == {
+        "op": "qdq",
+        "format": "mxfp4",
+        "dtype": "bfloat16",
+    }
+
+
+@pytest.mark.parametrize("show", ["speed", "conformance", "other"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_row_is_as_tall_as_what_is_seen_of_it(visit, built, show, width):
+    """No text far to the right makes a row tall whose seen part is empty: a line more than what is seen, at most."""
+    page = visit(built, f"show={show}", width=width)
+    tall = page.evaluate(
+        """[...document.querySelectorAll("#rows tbody tr")].filter((tr) => {
+             const { right } = tr.closest(".scroll").getBoundingClientRect();
+             const seen = [...tr.cells].filter((cell) => cell.getBoundingClientRect().left < right && cell.firstChild);
+             const heights = seen.map((cell) => {
+               const range = document.createRange();
+               range.selectNodeContents(cell);
+               return range.getBoundingClientRect().height;
+             });
+             return tr.getBoundingClientRect().height > Math.max(...heights) + 2 * 20;
+           }).map((tr) => tr.textContent.slice(0, 60))"""
+    )
+    assert tall == []
+
+
+@pytest.mark.parametrize("show", ["speed", "conformance", "other"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_edge_of_a_table_fades_where_there_is_more_of_it(visit, built, show, width):
+    page = visit(built, f"show={show}", width=width)
+    fades = """() => [...document.querySelectorAll("section:not([hidden]) .scroll")].map((region) => [
+      region.scrollHeight - region.clientHeight - region.scrollTop > 1,
+      region.scrollWidth - region.clientWidth - region.scrollLeft > 1,
+      getComputedStyle(region.parentElement, "::after").opacity === "1",
+      getComputedStyle(region.parentElement, "::before").opacity === "1",
+    ])"""
+    page.wait_for_function(f"({fades})().some((one) => one[2])")
+    found = page.evaluate(fades)
+    assert any(below for below, *_ in found) and all(one[:2] == one[2:] for one in found)
+    page.evaluate("document.querySelectorAll('.scroll').forEach((e) => e.scrollTo(e.scrollWidth, e.scrollHeight))")
+    page.wait_for_function(f"({fades})().every((one) => !one[2] && !one[3])")
+
+
+@pytest.mark.parametrize("width", [375, 390, 1280])
+def test_the_matrix_is_not_wider_than_the_screen(visit, built, width):
+    page = visit(built, "show=conformance", width=width)
     assert page.evaluate("[...document.querySelectorAll('#matrix .scroll')].every((e) => e.scrollWidth <= e.clientWidth)")
 
 
@@ -1291,6 +1353,8 @@ def test_names_below_a_line_chart_do_not_collide(visit, built, width):
              [...svg.querySelectorAll(":scope > text")].map((text) => {
                const box = text.getBoundingClientRect();
                const turn = text.transform.baseVal;
+               const outer = svg.getBoundingClientRect();
+               if (box.left < outer.left - 1 || box.right > outer.right + 1) throw new Error(`outside: ${text.textContent}`);
                return [text.textContent, turn.length ? turn[0].angle : 0, text.x.baseVal[0].value,
                        box.left, box.right, box.top, box.bottom];
              }))"""

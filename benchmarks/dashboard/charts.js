@@ -115,7 +115,7 @@ function lineChart(parent, title, places, series, unit, rest = []) {
   const longest = Math.max(...places.map((place) => textWidth(place, 11)));
   const [scale, right] = [Math.max(...ticks.map((tick) => textWidth(written(tick, unit, true), 11))) + 8, 14];
   const tilted = (places.length > 2 ? 1.5 : 2) * longest + 8 > (width - scale - right) / Math.max(1, places.length - 1);
-  const [left, bottom] = tilted ? [Math.max(scale, 0.8 * longest), 0.62 * longest + 18] : [scale, 22];
+  const [left, bottom] = tilted ? [Math.max(scale, 0.8 * longest + 8), 0.62 * longest + 18] : [scale, 22];
   const [top, plot] = [10, 190];
   const [first, last] = [Math.min(low, ticks[0]), Math.max(high, ticks.at(-1)) || 1];
   const y = (value) =>

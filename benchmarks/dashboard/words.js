@@ -52,7 +52,7 @@ function notesOf(rows) {
 /** Why rows have no number, each reason once; conformance that failed has a note of its own. */
 const reasonsOf = (rows) =>
   grouped(
-    rows.filter((row) => !row.values.ms && !failed(row)),
+    rows.filter((row) => row.kind === "speed" && !row.values.ms && !failed(row)),
     (row) => row.note,
   ).map((same) => `no number for ${same.map(named).join(", ")}: ${same[0].note || "the record does not say why"}`);
 
