@@ -1295,13 +1295,27 @@ def test_the_matrix_is_not_wider_than_the_screen(visit, built, width):
 
 
 def test_lines_of_one_chart_look_different(visit, built):
+    """At most eight of them, each in its own colour; of more than one format, or there is a chart for each."""
     page = visit(built, "all=sweep&all=history")
+    page.evaluate(
+        """() => {
+          const row = ROWS.find((row) => row.kind === "speed");
+          const point = { row, place: 0, value: 1, ceiling: null };
+          const series = Array.from({ length: 30 }, (_, i) => ({ label: `${i}`, points: [point] }));
+          lineChart($("sweep").querySelector(".charts"), "many", ["there"], series, "");
+        }"""
+    )
     looks = page.evaluate(
-        """[...document.querySelectorAll("figure")].map((figure) =>
+        """[...document.querySelectorAll("#sweep figure, #history figure")].map((figure) =>
              [...figure.querySelectorAll(".series polyline")].map((line) =>
                [line.getAttribute("class"), line.getAttribute("stroke-dasharray")].join()))"""
     )
-    assert max(map(len, looks)) > 8 and all(len(set(lines)) == len(lines) for lines in looks)
+    counts = sorted(map(len, looks))
+    assert counts[-1] == 30 and counts[-2] <= 8 and all(len(set(lines)) == len(lines) for lines in looks)
+    shown = [chart["caption"] for chart in charts(page, "sweep")]
+    timed = {(row.op, row.format) for row in load() if row.op == "matmul" and row.run.machine == "NVIDIA H200"}
+    formats = {format for op, format in timed if format in ("mxfp4", "nvfp4", "mxint8")}
+    assert formats and all(f"matmul, bfloat16, {format}NVIDIA H200 · matmul-h200.json" in shown for format in formats)
 
 
 @pytest.mark.parametrize("show", ["speed", "conformance", "other"])

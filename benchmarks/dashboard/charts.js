@@ -54,7 +54,7 @@ function barChart(parent, title, bars, { logarithmic = false, below = "", head =
   const longest = Math.max(...labels.map((label) => textWidth(label)));
   const beyond = bars.filter((bar) => bar.value !== null).map((bar) => textWidth(bar.text));
   const [over, right] = [longest > 0.42 * width, Math.max(0, ...beyond) + 8];
-  const [left, step, top] = [over ? 2 : longest + 8, over ? 38 : 22, head ? 20 : 4];
+  const [left, step, top] = [over ? 2 : longest + 8, over ? 42 : 22, head ? 20 : 4];
   const beside = (i) => bars[i].value === null && textWidth(labels[i]) + textWidth(texts[i], 12, 600) + 10 < width; // on one line
   const steps = bars.map((_, i) => (beside(i) ? 22 : step));
   const tops = [top];
@@ -76,12 +76,12 @@ function barChart(parent, title, bars, { logarithmic = false, below = "", head =
   if (logarithmic) add(svg, "line", { class: "ceiling", x1: at(1), x2: at(1), y1: top - 4, y2: height });
   bars.forEach((bar, i) => {
     const above = over && !beside(i);
-    const y = tops[i] + (above ? 18 : 0);
+    const y = tops[i] + (above ? 19 : 0);
     const group = add(svg, "g", { class: "bar", "data-machine": bar.row.machine });
     const meant = variantOf(bar.row) ? `${variantOf(bar.row)}: ${VARIANTS[variantOf(bar.row)]}` : "";
     const more = [bar.row.note, bar.row.standing && `conformance: ${bar.row.standing.words}`, meant].filter(Boolean);
     add(group, "title", {}, [`${labels[i]}: ${bar.text}`, ...more].join("\n"));
-    const place = above ? { x: left, y: y - 5 } : { x: over ? left : left - 8, y: y + 13, "text-anchor": over ? "start" : "end" };
+    const place = above ? { x: left, y: y - 4 } : { x: over ? left : left - 8, y: y + 13, "text-anchor": over ? "start" : "end" };
     const squeezed = over && textWidth(labels[i]) > width - left; // a long name on a narrow screen
     const fitted = squeezed ? { textLength: width - left, lengthAdjust: "spacingAndGlyphs" } : {};
     const label = add(group, "text", { ...place, ...fitted }, named(bar.row));

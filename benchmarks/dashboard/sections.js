@@ -127,20 +127,31 @@ function drawRatiosOf(id, panels, none) {
 
 const seriesOf = (rows) => grouped(rows, (row) => [row.format, row.library, row.recipe]);
 
+/** The rows of one chart of lines, or of one for each format if a chart would have more lines than colours; and its title. */
+function readable(rows, ...title) {
+  if (seriesOf(rows).length <= COLOURS) return [{ rows, title: titleOf(rows[0], ...title) }];
+  const ceilings = new Set(rows.map((row) => row.values.ceiling)); // drawn with what is held against them
+  return grouped(
+    rows.filter((row) => row.format !== "-" || !ceilings.has(row.library)),
+    (row) => row.format,
+  ).map((of) => ({ rows: of, title: titleOf(of[0], ...title, inWords(of[0].format)) }));
+}
+
 function drawSweep(rows) {
   const timed = rows.filter((row) => measured(row, state.measure) !== null);
   const key = (r) => [r.machine, r.record, r.op, r.dtype, r.detail, unitFor(state.measure, r)];
   const panels = grouped(timed, key);
   const red = indexed(rows.filter(failed), key);
   const charts = panels
-    .filter((panel) => new Set(panel.map((row) => row.size)).size > 1)
-    .sort(most)
-    .map((panel) => {
+    .flatMap((panel) => readable(panel))
+    .filter(({ rows }) => new Set(rows.map((row) => row.size)).size > 1)
+    .sort((a, b) => most(a.rows, b.rows))
+    .map(({ rows: panel, title }) => {
       const counts = new Map(panel.map((row) => [row.size, row.sizes.reduce((a, b) => a * b, 1)]));
       const places = [...counts.keys()].sort((a, b) => counts.get(a) - counts.get(b));
       const rest = red.get(JSON.stringify(key(panel[0])));
       const draw = (parent) =>
-        drawLines(parent, titleOf(panel[0]), places, seriesOf(panel), (row) => places.indexOf(row.size), rest);
+        drawLines(parent, title, places, seriesOf(panel), (row) => places.indexOf(row.size), rest);
       return { rows: panel, draw };
     });
   drawAll("sweep", charts, "No op of a run has several sizes here.");
@@ -188,12 +199,12 @@ function historyOfSpeed(rows) {
   const about = (row) => [titleOf(row, row.size), row.machine, row.record];
   const red = indexed(rows.filter(failed), about);
   return panels
-    .flatMap((panel) => {
+    .flatMap((panel) => readable(panel, panel[0].size))
+    .flatMap(({ rows: panel, title }) => {
       const lines = seriesOf(panel).filter((line) => new Set(line.map((row) => row.version)).size > 1);
       if (!lines.length) return [];
       const versions = [...new Set(lines.flat().map((row) => row.version))].sort((a, b) => a - b);
       const places = versions.map(commitOf);
-      const title = titleOf(panel[0], panel[0].size);
       const rest = red.get(JSON.stringify(about(panel[0])));
       return [
         {

@@ -105,7 +105,7 @@ function writerOf(cells) {
 function addStacked(td, texts) {
   texts.forEach((text, i) => {
     if (i) td.append(" · ");
-    add(td, i ? "span" : "b", {}, text.replaceAll(", ", ",\u00a0")); // a size does not break
+    add(td, i ? "span" : "b", {}, text.startsWith("[") ? text.replaceAll(" ", "\u00a0") : text); // a size does not break
   });
 }
 
