@@ -908,6 +908,23 @@ def test_words_are_said_where_they_are_met(visit, built, red):
     assert any("portable: nothing that only" in title for title in titles)
 
 
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_phone_folds_the_words_of_labels_and_keeps_what_a_ceiling_is(visit, built, width):
+    page = visit(built, width=width)
+    for word, shown in (
+        ("ceiling, the upright mark", True),
+        ("in brackets", width > 640),
+        ("bytes of moe_experts", width > 640),
+    ):
+        assert page.locator("#words dt", has_text=word).is_visible() == shown, word
+    page.locator("#words summary").focus()
+    page.keyboard.press("Enter")
+    assert page.locator("#words dt", has_text="in brackets").is_visible() == (width < 640)
+    pick(page, "op", "qdq")  # drawn anew, and not folded back
+    assert page.locator("#words dt", has_text="in brackets").is_visible() == (width < 640)
+    assert page.locator("#words dt", has_text="bytes of moe_experts").count() == 0
+
+
 def test_own_variants_are_told_from_other_libraries(visit, built):
     page = visit(built, "all=ratios&all=variants")
     for section, ours in (("ratios", False), ("variants", True)):

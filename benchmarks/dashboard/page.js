@@ -88,4 +88,5 @@ window.addEventListener("resize", () => {
   width = window.innerWidth;
 });
 setTheme(remembered());
+$("words").querySelector("details").open = !NARROW.matches;
 render();

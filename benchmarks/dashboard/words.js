@@ -17,6 +17,18 @@ const VARIANTS = {
   bare: "the function itself",
   dispatched: "the function through mxref's choice of a kernel",
 };
+/** Words of labels that are not names of ours, what they mean, and where they are met. */
+const LABELS = [
+  ["in brackets", "the shape of the values; of a product [M, N, K]; of a layer of experts its tokens first", (r) => r.size],
+  ["two formats", "of a product's two sides: of weights, then of activations; one: of both", (r) => r.format.includes(" ")],
+  [UNQUANTIZED, "in no block format: plain bfloat16", (r) => under(r, "format").includes(UNQUANTIZED)],
+  [
+    "bytes of moe_experts",
+    "the packed weights of the experts that are met, whoever runs; one that multiplies decoded weights reads more",
+    (r) => r.op === "moe_experts" && r.values.moved_bytes,
+  ],
+  ["fused decode", "the product's kernel decodes the weights that it meets", (r) => r.library.endsWith("fused decode")],
+];
 const LISTED = ["folded", "portable", "decode first", "blockwise", "dequantized"]; // the others: at a bar
 const variantOf = ({ library }) => Object.keys(VARIANTS).find((name) => isOurs(library) && library.endsWith(name));
 
@@ -63,26 +75,32 @@ function addNotes(figure, rows) {
 
 /** Above the charts: the words that what is shown needs. */
 function drawWords(rows) {
-  const words = {
+  const [marks, labels] = $("words").querySelectorAll("dl");
+  const about = {
     "ceiling, the upright mark":
       "what a throughput is held against: a copy of as many bytes, or the plain product, timed in the same run; " +
       "each chart names its own",
-    "the second number of a bar": "its share of the ceiling: 1 is as fast, 0.5 takes twice the time",
+    "the second number of a bar": "its share of the ceiling: 1 is as fast, 0.5 takes twice the time, more than 1 is faster",
     "°": "conformance has something to add, which stands below the chart",
   };
-  if (rows.some((row) => row.format.includes(" ")))
-    words["two formats"] = "of a product's two sides: of weights, then of activations; where there is one, both have it";
-  if (rows.some((row) => under(row, "format").includes(UNQUANTIZED))) words[UNQUANTIZED] = "in no block format: plain bfloat16";
+  const words = Object.fromEntries(
+    LABELS.filter(([, , isMet]) => rows.some(isMet)).map(([word, meaning]) => [word, meaning]),
+  );
   for (const row of rows) {
     const variant = variantOf(row);
     if (LISTED.includes(variant)) words[variant] = VARIANTS[variant];
   }
-  const list = $("words");
-  list.replaceChildren();
-  for (const [word, meaning] of Object.entries(words)) {
-    add(list, "dt", {}, word);
-    add(list, "dd", {}, meaning);
+  for (const [list, said] of [
+    [marks, about],
+    [labels, words],
+  ]) {
+    list.replaceChildren();
+    for (const [word, meaning] of Object.entries(said)) {
+      add(list, "dt", {}, word);
+      add(list, "dd", {}, meaning);
+    }
   }
+  labels.parentElement.hidden = !Object.keys(words).length;
   const legend = $("whose");
   legend.replaceChildren();
   for (const [ours, text] of [
