@@ -756,6 +756,20 @@ def test_filters_choose_rows_and_charts_and_stand_in_the_address(visit, built):
     assert len(table(again)) == len(speeds)
 
 
+def test_a_filter_counts_what_the_others_leave(visit, built):
+    page = visit(built, "op=qdq")
+    counted = "[...document.querySelectorAll('#facet-{} label')].map((e) => [e.firstChild.value, e.lastChild.textContent])"
+    speeds = [row for row in load() if row.kind == "speed"]
+    assert dict(page.evaluate(counted.format("op"))) == {k: str(n) for k, n in Counter(row.op for row in speeds).items()}
+    left = Counter(format for row in speeds if row.op == "qdq" for format in row.format.split())
+    shown = dict(page.evaluate(counted.format("format")))
+    assert shown == {format: str(left[format]) for row in speeds for format in row.format.split()} and shown["e2m1"] == "0"
+    pick(page, "format", "nvfp4")
+    assert page.locator("#status").text_content().startswith(f"{left['nvfp4']} of {len(speeds)} rows")
+    ops = Counter(row.op for row in speeds if "nvfp4" in row.format.split())
+    assert dict(page.evaluate(counted.format("op"))) == {row.op: str(ops[row.op]) for row in speeds}
+
+
 def test_a_bar_says_throughput_and_share_of_the_ceiling(visit, built):
     page = visit(built, "op=quantize&format=nvfp4&library=mxref triton&size=[8192, 8192]")
     (entry,) = [
@@ -1184,7 +1198,8 @@ def test_every_control_and_chart_has_a_name(visit, built):
     assert page.evaluate("[...document.querySelectorAll('fieldset')].filter((e) => !e.querySelector('legend')).length") == 0
     assert page.evaluate(
         """[...document.querySelectorAll("svg[role=img]")].every((svg) =>
-             svg.getAttribute("aria-labelledby").split(" ").every((id) => document.getElementById(id).textContent))"""
+             ["aria-labelledby", "aria-describedby"].every((by) =>
+               document.getElementById(svg.getAttribute(by)).textContent))"""
     )
     ids = page.evaluate("[...document.querySelectorAll('[id]')].map((e) => e.id)")
     assert len(ids) == len(set(ids))

@@ -32,7 +32,7 @@ function frame(parent, title, rows, description, width, height) {
   const figure = add(parent, "figure", { "data-machine": machine });
   const caption = add(figure, "figcaption", {}, title);
   add(caption, "small", {}, [machine, ...new Set(rows.map((row) => row.record))].join(" · "));
-  const svg = add(figure, "svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-labelledby": `${id}-t ${id}-d` });
+  const svg = add(figure, "svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-labelledby": `${id}-t`, "aria-describedby": `${id}-d` });
   add(svg, "title", { id: `${id}-t` }, `${title}, ${machine}`);
   add(svg, "desc", { id: `${id}-d` }, description);
   return { figure, svg };
