@@ -1283,6 +1283,19 @@ def test_a_phone_says_what_a_row_is_in_one_cell(visit, built):
     }
 
 
+def test_a_phone_keeps_what_a_row_is_while_its_columns_are_scrolled(visit, built):
+    page = visit(built, width=390)
+    page.get_by_role("button", name="record", exact=True).focus()  # the last column
+    cell, last, region = page.evaluate(
+        """["#rows td.stacked", "#rows th:last-child button", "#rows .scroll"].map((name) => {
+             const { left, right } = document.querySelector(name).getBoundingClientRect();
+             return [left, right];
+           })"""
+    )
+    assert page.evaluate("document.querySelector('#rows .scroll').scrollLeft") > 500
+    assert cell[0] == region[0] + 1 and last[0] >= cell[1] and last[1] <= region[1]
+
+
 @pytest.mark.parametrize("show", ["speed", "conformance", "other"])
 @pytest.mark.parametrize("width", [390, 1280])
 def test_a_row_is_as_tall_as_what_is_seen_of_it(visit, built, show, width):

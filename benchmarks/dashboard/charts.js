@@ -32,7 +32,8 @@ function frame(parent, title, rows, description, width, height) {
   const figure = add(parent, "figure", { "data-machine": machine });
   const caption = add(figure, "figcaption", {}, title);
   add(caption, "small", {}, [machine, ...new Set(rows.map((row) => row.record))].join(" · "));
-  const svg = add(figure, "svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-labelledby": `${id}-t`, "aria-describedby": `${id}-d` });
+  const by = { "aria-labelledby": `${id}-t`, "aria-describedby": `${id}-d` };
+  const svg = add(figure, "svg", { viewBox: `0 0 ${width} ${height}`, role: "img", ...by });
   add(svg, "title", { id: `${id}-t` }, `${title}, ${machine}`);
   add(svg, "desc", { id: `${id}-d` }, description);
   return { figure, svg };
@@ -121,7 +122,7 @@ function lineChart(parent, title, places, series, unit, rest = []) {
   const y = (value) =>
     top + plot * (1 - (logarithmic ? Math.log(value / first) / Math.log(last / first) : (value - first) / (last - first)));
   const x = (place) => left + (places.length === 1 ? 0.5 : place / (places.length - 1)) * (width - left - right);
-  const every = tilted ? Math.ceil(TICK_LINE / Math.sin((TILT * Math.PI) / 180) / (x(1) - x(0))) : 1; // counted from the last
+  const every = tilted ? Math.ceil(TICK_LINE / Math.sin((TILT * Math.PI) / 180) / (x(1) - x(0))) : 1; // from the last
   const told = series.map(
     (line) => `${line.label}: ${line.points.map((p) => `${places[p.place]} ${written(p.value, unit)}`).join(", ")}`,
   );

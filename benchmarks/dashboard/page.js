@@ -35,8 +35,8 @@ function render() {
   $("machines").hidden = machines.length + gone.length < 2;
   $("machines").textContent =
     "Numbers of different devices cannot be compared: " +
-    (state.show === "other" ? "each row says its own. " : "each has charts of its own, and no line or bar chart holds two. ") +
-    `Here: ${machines.join("; ")}.${gone.length ? ` In the history alone: ${gone.join("; ")}.` : ""}`;
+    (state.show === "other" ? "each row says its own." : "each has charts of its own, and no line or bar chart holds two.") +
+    ` Here: ${machines.join("; ")}.${gone.length ? ` In the history alone: ${gone.join("; ")}.` : ""}`;
   const tables = $("rows").querySelector(".tables");
   tables.replaceChildren();
   if (!rows.length) add(tables, "p", {}, "No row passes the filters.");

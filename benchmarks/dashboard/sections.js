@@ -60,7 +60,7 @@ function drawThroughput(rows) {
     const head = { throughput: "throughput", operations: "operations", share: "share of the ceiling", time: "time" }[state.measure];
     const below = marked ? `ceiling: ${ceilings[0]}${ceilings[1] ? ", or what a number names" : ""}` : "";
     const draw = (parent) =>
-      barChart(parent, titleOf(panel[0], panel[0].size), bars, { head: share ? `${head}, share of the ceiling` : head, below });
+      barChart(parent, titleOf(panel[0], panel[0].size), bars, { head: head + (share ? ", share of the ceiling" : ""), below });
     return { rows: bars.map((bar) => bar.row), draw };
   });
   drawAll(
@@ -127,7 +127,7 @@ function drawRatiosOf(id, panels, none) {
 
 const seriesOf = (rows) => grouped(rows, (row) => [row.format, row.library, row.recipe]);
 
-/** The rows of one chart of lines, or of one for each format if a chart would have more lines than colours; and its title. */
+/** The rows of one chart of lines, or of one a format if that chart would have more lines than colours; and its title. */
 function readable(rows, ...title) {
   if (seriesOf(rows).length <= COLOURS) return [{ rows, title: titleOf(rows[0], ...title) }];
   const ceilings = new Set(rows.map((row) => row.values.ceiling)); // drawn with what is held against them

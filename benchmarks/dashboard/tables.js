@@ -159,7 +159,8 @@ function drawTable(parent, title, rows) {
   for (const place of places) {
     const way = (name) => ({ [name]: "ascending", [`-${name}`]: "descending" })[state.sort];
     const sorted = place.map(({ name }) => way(name)).find(Boolean) || "none";
-    const th = add(header, "th", { scope: "col", class: place === stacked ? "stacked" : place[0].kind, "aria-sort": sorted });
+    const kind = place === stacked ? "stacked" : place[0].kind;
+    const th = add(header, "th", { scope: "col", class: kind, "aria-sort": sorted });
     for (const { name } of place) {
       const onclick = () => {
         change({ sort: way(name) === "ascending" ? `-${name}` : name });
@@ -240,10 +241,10 @@ function drawMatrix(rows) {
       if (NARROW.matches) addStacked(first, [op, inWords(format)]);
       else first.append(op);
       if (!NARROW.matches) add(tr, "td", { class: "operands" }, inWords(format));
-      const all = NARROW.matches ? add(tr, "td", { class: "cell speed" }) : null; // one cell for what has columns on a wide screen
+      const all = NARROW.matches ? add(tr, "td", { class: "cell speed" }) : null; // one cell instead of columns
       for (const dtype of dtypes) {
         const row = group.find((one) => one.dtype === dtype);
-        const cell = all ? row && add(all, "div", { class: "dtype" }, dtype === "-" ? "" : dtype) : add(tr, "td", { class: "cell" });
+        const cell = all ? row && add(all, "div", { class: "dtype" }, dtype) : add(tr, "td", { class: "cell" });
         if (row) outcomes(cell, row);
       }
       if (timed) addSpeeds(all || add(tr, "td", { class: "cell speed" }), speedsOf(group));
