@@ -528,6 +528,30 @@ def test_a_version_is_judged_by_what_is_known_until_the_next_of_its_record(tmp_p
     assert [v["rows"][-1]["standing"]["outcome"] for v in versions] == ["failed", "failed"]
 
 
+def test_the_history_says_when_conformance_had_failed(visit, tmp_path):
+    """One product's is red between two versions: its line has no number there, and the note names that commit."""
+    folder, out = tmp_path / "results", tmp_path / "out"
+    folder.mkdir()
+    git(tmp_path, "init", "-q")
+    fine, red = (conformance(case("mxfp4 mxfp4", **{outcome: 1})) for outcome in ("passed", "failed"))
+    for day, cases in enumerate((fine, red, fine), start=1):
+        data = json.loads(json.dumps(MATMUL))
+        data["rows"][-1]["ms"] = 0.25 + day
+        texts = {"cases.json": json.dumps(cases), "matmul.json": json.dumps(data)}
+        commit(folder, texts, f"2026-12-0{day}T00:00:00+00:00")
+    assert main(["--out", str(out), "--results", str(folder)]) == 0
+    page = visit(out / "index.html", "format=mxfp4")
+    (chart,) = charts(page, "history")
+    ours = re.search(r"mxref triton: ([^;]*)", chart["description"])[1]
+    assert (
+        re.sub(r"[0-9a-f]{7,} ", "", ours) == "12-01 107 GFLOP/s, 12-03 41.3 GFLOP/s"
+    )  # 2 · 512 · 512 · 256 in 1.25 and 3.25 ms
+    notes = page.locator("#history figure p").all_text_contents()
+    assert [re.sub(r"[0-9a-f]{7,} ", "", note) for note in notes] == [
+        "✗ failed conformance, so there is no number at 12-02: mxfp4: 1 failed: matmul of mxfp4"
+    ]
+
+
 def test_without_git_there_is_no_history_and_a_reason(tmp_path):
     (tmp_path / "moe.json").write_text(json.dumps(EXPERTS))
     assert history(tmp_path).missing == "no git history where this was built" and not history(tmp_path).versions
@@ -1393,6 +1417,8 @@ def test_no_text_of_a_bar_lies_on_another_or_outside(visit, built, width):
            }).map((bar) => bar.textContent)"""
     )
     assert page.locator("g.bar").count() > 300 and crossing == []
+    halo = "[...document.querySelectorAll('g.bar text')].every((e) => getComputedStyle(e).paintOrder.startsWith('stroke'))"
+    assert page.evaluate(halo)  # a line of the chart behind it does not cross it
 
 
 @pytest.mark.parametrize("width", [375, 390, 1280])

@@ -134,8 +134,10 @@ function readable(rows, ...title) {
   return grouped(
     rows.filter((row) => row.format !== "-" || !ceilings.has(row.library)),
     (row) => row.format,
-  ).map((of) => ({ rows: of, title: titleOf(of[0], ...title, inWords(of[0].format)) }));
+  ).map((of) => ({ rows: of, title: titleOf(of[0], ...title, inWords(of[0].format)), format: of[0].format }));
 }
+
+const inFormat = (rows = [], format = null) => rows.filter((row) => format === null || row.format === format);
 
 function drawSweep(rows) {
   const timed = rows.filter((row) => measured(row, state.measure) !== null);
@@ -146,10 +148,10 @@ function drawSweep(rows) {
     .flatMap((panel) => readable(panel))
     .filter(({ rows }) => new Set(rows.map((row) => row.size)).size > 1)
     .sort((a, b) => most(a.rows, b.rows))
-    .map(({ rows: panel, title }) => {
+    .map(({ rows: panel, title, format }) => {
       const counts = new Map(panel.map((row) => [row.size, row.sizes.reduce((a, b) => a * b, 1)]));
       const places = [...counts.keys()].sort((a, b) => counts.get(a) - counts.get(b));
-      const rest = red.get(JSON.stringify(key(panel[0])));
+      const rest = inFormat(red.get(JSON.stringify(key(panel[0]))), format);
       const draw = (parent) =>
         drawLines(parent, title, places, seriesOf(panel), (row) => places.indexOf(row.size), rest);
       return { rows: panel, draw };
@@ -200,12 +202,12 @@ function historyOfSpeed(rows) {
   const red = indexed(rows.filter(failed), about);
   return panels
     .flatMap((panel) => readable(panel, panel[0].size))
-    .flatMap(({ rows: panel, title }) => {
+    .flatMap(({ rows: panel, title, format }) => {
       const lines = seriesOf(panel).filter((line) => new Set(line.map((row) => row.version)).size > 1);
       if (!lines.length) return [];
       const versions = [...new Set(lines.flat().map((row) => row.version))].sort((a, b) => a - b);
       const places = versions.map(commitOf);
-      const rest = red.get(JSON.stringify(about(panel[0])));
+      const rest = inFormat(red.get(JSON.stringify(about(panel[0]))), format);
       return [
         {
           rows: lines.flat(),

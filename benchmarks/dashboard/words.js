@@ -45,11 +45,13 @@ const isHollow = (row) => row.standing && (row.standing.outcome === "refused" ||
 /** In words, each once: what the marks of these rows stand for, and the formats that have them. */
 function notesOf(rows) {
   const said = { failed: "✗ failed conformance, so there is no number", refused: "– refused: answered by the reference" };
+  const then = (group) => [...new Set(group.map((row) => row.version))].filter((version) => version !== null).map(commitOf);
   return grouped(
     rows.filter((row) => markOf(row)),
     (row) => markOf(row),
   ).map((group) => {
-    const what = said[group[0].standing.outcome] || markOf(group[0]).trim();
+    const at = then(group).length ? ` at ${then(group).join(", ")}` : "";
+    const what = (said[group[0].standing.outcome] || markOf(group[0]).trim()) + at;
     const reasons = grouped(group, (row) => row.standing.words).map((same) => {
       const formats = [...new Set(same.map((row) => row.format))].filter((format) => format !== "-").join(", ");
       return `${formats ? `${formats}: ` : ""}${same[0].standing.words}`;
