@@ -948,21 +948,15 @@ def test_words_are_said_where_they_are_met(visit, built, red):
     assert any("portable: nothing that only" in title for title in titles)
 
 
-@pytest.mark.parametrize("width", [390, 1280])
-def test_a_phone_folds_the_words_of_labels_and_keeps_what_a_ceiling_is(visit, built, width):
-    page = visit(built, width=width)
-    for word, shown in (
-        ("ceiling, the upright mark", True),
-        ("in brackets", width > 640),
-        ("bytes of moe_experts", width > 640),
-    ):
-        assert page.locator("#words dt", has_text=word).is_visible() == shown, word
+def test_words_of_labels_are_folded_and_what_a_ceiling_is_stands(visit, built):
+    page = visit(built)
+    label = page.locator("#words dt", has_text="in brackets")
+    assert page.locator("#words dt", has_text="ceiling, the upright mark").is_visible() and not label.is_visible()
     page.locator("#words summary").focus()
     page.keyboard.press("Enter")
-    assert page.locator("#words dt", has_text="in brackets").is_visible() == (width < 640)
+    assert label.is_visible() and page.locator("#words dt", has_text="bytes of moe_experts").count() == 1
     pick(page, "op", "qdq")  # drawn anew, and not folded back
-    assert page.locator("#words dt", has_text="in brackets").is_visible() == (width < 640)
-    assert page.locator("#words dt", has_text="bytes of moe_experts").count() == 0
+    assert label.is_visible() and page.locator("#words dt", has_text="bytes of moe_experts").count() == 0
 
 
 def test_own_variants_are_told_from_other_libraries(visit, built):
@@ -1230,6 +1224,20 @@ def test_every_control_and_chart_has_a_name(visit, built):
     ids = page.evaluate("[...document.querySelectorAll('[id]')].map((e) => e.id)")
     assert len(ids) == len(set(ids))
     assert page.evaluate("document.querySelectorAll('.scroll:not([tabindex][role=region][aria-label])').length") == 0
+
+
+def test_names_of_charts_are_their_own_in_every_view(visit, built):
+    page = visit(built)
+    for show in ("conformance", "other", "speed"):
+        page.locator(f"#show input[value={show}]").check()
+        names = page.evaluate(
+            """[...document.querySelectorAll("figure > svg")].map((svg) => [
+                 document.getElementById(svg.getAttribute("aria-labelledby")).textContent,
+                 svg.parentElement.querySelector("figcaption").firstChild.textContent])"""
+        )
+        assert all(name.startswith(title) for name, title in names) and bool(names) == (show != "other")
+        ids = page.evaluate("[...document.querySelectorAll('[id]')].map((e) => e.id)")
+        assert len(ids) == len(set(ids)), show
 
 
 def contrast(page, selector: str) -> float:

@@ -22,6 +22,7 @@ function render() {
   ].join(", ");
   for (const section of document.querySelectorAll("section[data-show]")) {
     section.hidden = !section.dataset.show.split(" ").includes(state.show);
+    if (section.hidden) section.querySelector(".charted, .tables").replaceChildren(); // what is not shown has no names either
   }
   figures = 0;
   if (state.show === "speed") {
@@ -88,5 +89,4 @@ window.addEventListener("resize", () => {
   width = window.innerWidth;
 });
 setTheme(remembered());
-$("words").querySelector("details").open = !NARROW.matches;
 render();
