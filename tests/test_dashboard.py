@@ -1273,6 +1273,18 @@ def test_light_and_dark(visit, built, scheme, other):
 
 
 @pytest.mark.parametrize("show", ["speed", "conformance", "other"])
+@pytest.mark.parametrize("width", [320, 660, 768, 900, 1100])
+def test_an_open_filter_stays_on_the_screen(visit, built, show, width):
+    page = visit(built, f"show={show}", width=width)
+    for facet in page.locator(".facet").all():
+        facet.locator("summary").click()
+        box = facet.locator("fieldset").bounding_box()
+        assert 0 <= box["x"] and box["x"] + box["width"] <= width, facet.get_attribute("id")
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        page.keyboard.press("Escape")
+
+
+@pytest.mark.parametrize("show", ["speed", "conformance", "other"])
 def test_a_phone_scrolls_down_only(visit, sample, show):
     page = visit(sample[0], f"show={show}&all=throughput&all=sweep&all=ratios", width=375)
     assert page.evaluate("document.documentElement.scrollWidth") == 375
