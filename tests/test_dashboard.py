@@ -1273,7 +1273,7 @@ def test_light_and_dark(visit, built, scheme, other):
 
 
 @pytest.mark.parametrize("show", ["speed", "conformance", "other"])
-@pytest.mark.parametrize("width", [320, 660, 768, 900, 1100])
+@pytest.mark.parametrize("width", [320, 660, 900])
 def test_an_open_filter_stays_on_the_screen(visit, built, show, width):
     page = visit(built, f"show={show}", width=width)
     for facet in page.locator(".facet").all():
