@@ -33,7 +33,11 @@ function frame(parent, title, rows, description, width, height) {
   const caption = add(figure, "figcaption", {}, title);
   const today = rows.filter((row) => row.version === null); // the history names its commits below
   const runs = today.map((row) => `commit ${row.commit || NOT_RECORDED}, ${row.date || `date ${NOT_RECORDED}`}`);
-  add(caption, "small", {}, [machine, ...new Set(rows.map((row) => row.record)), ...new Set(runs)].join(" · "));
+  const small = add(caption, "small", {}, [machine, ...new Set(rows.map((row) => row.record))].join(" · "));
+  for (const run of new Set(runs)) {
+    small.append(" · ");
+    add(small, "span", { class: "whole" }, run);
+  }
   const by = { "aria-labelledby": `${id}-t`, "aria-describedby": `${id}-d` };
   const svg = add(figure, "svg", { viewBox: `0 0 ${width} ${height}`, role: "img", ...by });
   add(svg, "title", { id: `${id}-t` }, `${title}, ${machine}`);

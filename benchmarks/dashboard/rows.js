@@ -61,7 +61,7 @@ function digits(value, count) {
   if (value === 0) return "0";
   const power = Math.floor(Math.log10(Math.abs(value)));
   if (power >= count - 1) return whole(Math.round(value));
-  if (power < -6) return `${(value / 10 ** power).toPrecision(count)} × 10^${power}`;
+  if (power < -6) return `${(value / 10 ** power).toPrecision(count)}\u00a0×\u00a010^${power}`;
   return value.toFixed(count - 1 - power);
 }
 
