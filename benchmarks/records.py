@@ -6,6 +6,7 @@ become milliseconds, and nothing is rounded. Every value is checked before it is
 """
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -225,7 +226,7 @@ def _elementwise(data: dict, run: Run) -> Iterator[Row]:
         if "ms" in row:
             values |= {"ms": row["ms"], "ceiling": COPY, "ceiling_ms": row["copy_ms"]}
             values["times_a_bare_kernel"] = row.get("times_a_bare_kernel")
-        note = row.get("failed", "")
+        note = _in_words(row.get("failed", ""))
         # records that name no recipe were made with the format's own
         recipe = row.get("recipe") or (
             BLOCK_FORMATS[format].default_recipe if who == OURS and format in BLOCK_FORMATS else ""
@@ -287,9 +288,22 @@ LAYERS_BY = {
 }
 
 
-def _joined(*formats: str) -> str:
-    """The formats of a product's operands, each once; one that is in none is called so."""
-    return " ".join(dict.fromkeys("unquantized" if name in ("None", "bfloat16") else name for name in formats))
+def operands(*formats: str) -> str:
+    """The formats of a product's operands, each once; one that is in none is called unquantized.
+
+    >>> operands("mxfp4", "None"), operands("nvfp4", "nvfp4")
+    ('mxfp4 unquantized', 'nvfp4')
+    """
+    return " ".join(dict.fromkeys("unquantized" if name in ("None", "bf16", "bfloat16") else name for name in formats))
+
+
+def _in_words(failure: str) -> str:
+    """What an exception says, without its name.
+
+    >>> _in_words("ValueError: not alike"), _in_words("rows 0: codes differ"), _in_words("AssertionError: ")
+    ('not alike', 'rows 0: codes differ', 'AssertionError: ')
+    """
+    return re.sub(r"^\w+(Error|Exception): (?=\S)", "", failure)
 
 
 def _experts(data: dict, run: Run) -> Iterator[Row]:
@@ -302,9 +316,9 @@ def _experts(data: dict, run: Run) -> Iterator[Row]:
             values |= {"ms": row["ms"], "ceiling": COPY, "ceiling_ms": row["of_a_copy"] * row["ms"]}
             values["flops"] = round(row["tflops"] * row["ms"] * 1e9)
         yield Row(
-            run, SPEED, "moe_experts", _joined(row["weights"], row["activations"]), data["dtype"],
+            run, SPEED, "moe_experts", operands(row["weights"], row["activations"]), data["dtype"],
             LAYERS_BY.get(row["by"], row["by"]), size=(row["tokens"],), detail=row["model"],
-            note=row.get("failed", left_out), values=_known(values),
+            note=_in_words(row.get("failed", left_out)), values=_known(values),
         )  # fmt: skip
 
 
@@ -320,8 +334,8 @@ def _pytest(data: dict, run: Run) -> Iterator[Row]:
                 raise RecordError(f"{run.record}: {row['contender']} has the floor {row['floor']!r}, which no row is")
             values |= {"ceiling": row["floor"], "ceiling_ms": times[key]}
         yield Row(
-            run, SPEED, row["op"], row.get("format", "-"), row.get("dtype", "-"), row["contender"], row.get("recipe", ""),
-            tuple(row.get("size", ())), values=values,
+            run, SPEED, row["op"], operands(*row.get("format", "-").split()), row.get("dtype", "-"), row["contender"],
+            row.get("recipe", ""), tuple(row.get("size", ())), values=values,
         )  # fmt: skip
 
 
@@ -372,7 +386,7 @@ def _conformance(data: dict, run: Run) -> Iterator[Row]:
         if total != data.get(count, 0):
             raise RecordError(f"{run.record}: {data.get(count, 0)} {count} in all, but {total} in its rows")
     for row in data["rows"]:
-        format = _joined(*(row["format"] or "-").split())
+        format = operands(*(row["format"] or "-").split())
         yield Row(
             run, CONFORMANCE, row["op"], format, row["dtype"], f"mxref {data['backend']}",
             detail=f"level {data['level']}", note="; ".join([*row["reasons"], *row.get("known_reasons", ())]),
@@ -396,10 +410,10 @@ def _functions(data: dict, run: Run) -> Iterator[Row]:
 def _evaluation(data: dict, run: Run) -> Iterator[Row]:
     who = f"mxref {(data.get('backends') or ['reference'])[0]}"
     for row in data["rows"]:
-        formats = " ".join(dict.fromkeys((row["weights"], row["activations"])))
-        values = {name: value for name, value in row.items() if name != "recipe"}
+        formats = {name: operands(row[name]) for name in ("weights", "activations")}
+        values = {name: value for name, value in row.items() if name != "recipe"} | formats
         yield Row(
-            run, OTHER, "eval", formats, "-", who, row["recipe"] or "", detail=f"model {data['model']}",
+            run, OTHER, "eval", operands(*formats.values()), "-", who, row["recipe"] or "", detail=f"model {data['model']}",
             values=_known(values),
         )  # fmt: skip
 

@@ -6,12 +6,14 @@ The page is driven in Chromium, where one is installed.
 import csv
 import io
 import json
+import math
 import re
 import shutil
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -174,13 +176,36 @@ def test_layers_of_experts_are_held_against_a_copy_of_the_weights_that_they_meet
     assert (first.op, first.format, first.size, first.detail) == ("moe_experts", "mxfp4 mxfp6_e3m2", (1,), "a model")
     assert first.values["ceiling_ms"] == 0.125 and first.values["moved_bytes"] == 1_000_000
     assert first.values["flops"] == 2.0 * 0.25 * 1e9
-    assert rows[4].note.startswith("RuntimeError") and "ms" not in rows[4].values
+    assert rows[4].note == "</script> no memory" and "ms" not in rows[4].values
 
 
 def test_layers_of_weights_alone_are_named_as_their_conformance_is():
     speed = EXPERTS | {"rows": [EXPERTS["rows"][0] | {"activations": "bfloat16"}]}
     found = judged(speed, conformance(case("mxfp4 None", op="moe_experts", passed=3)))
     assert found == {("mxfp4 unquantized", "mxref triton"): ("passed", "3 passed")}
+
+
+def test_what_is_in_no_block_format_has_one_name(visit, built):
+    """The records say None, bf16 and bfloat16; the page says unquantized, in every filter too, and what it means."""
+    stored = {
+        name
+        for path in RECORDS
+        for row in entries(path)
+        for facts in (row, row.get("extra_info", {}))
+        for name in (facts.get("format") or "-", facts.get("weights", "-"), facts.get("activations", "-"))
+    }
+    assert {"mxfp4 None", "bf16", "bfloat16"} <= stored
+    for row in load():
+        formats = (row.format, row.values.get("weights", "-"), row.values.get("activations", "-"))
+        assert not {"None", "bf16", "bfloat16"} & set(" ".join(formats).split()), row
+    assert {row.format for row in load() if row.op == "eval"} >= {"unquantized", "mxfp4 unquantized", "mxfp4"}
+    for show in ("speed", "conformance", "other"):
+        page = visit(built, f"show={show}&all=throughput")
+        listed = page.evaluate("[...document.querySelectorAll('#facet-format input')].map((e) => e.value)")
+        assert "unquantized" in listed and not {"None", "bf16", "bfloat16", "not quantized"} & set(listed)
+    words = "[...document.querySelectorAll('#words dt')].map((e) => e.textContent)"
+    assert {"unquantized", "two formats"} <= set(visit(built).evaluate(words))
+    assert "unquantized" not in visit(built, "op=qdq").evaluate(words)
 
 
 def test_a_layer_of_vllm_says_what_it_leaves_out():
@@ -437,6 +462,13 @@ def test_the_code_is_asked_what_it_refuses():
     assert "scale format" in refused_today("encode", "triton", "e8m0")
 
 
+def test_the_code_is_asked_by_the_name_that_the_records_have(monkeypatch):
+    """A case of weights alone is "mxfp4 None" there."""
+    nothing = SimpleNamespace(accepts=lambda *_, **__: "nothing at all")
+    monkeypatch.setattr("benchmarks.dashboard.standing.registry.kernel", lambda op, backend: nothing)
+    assert refused_today("moe_experts", "a backend", "mxfp4 unquantized") == "nothing at all"
+
+
 # ---- history --------------------------------------------------------------------------------------------------------
 
 
@@ -494,6 +526,30 @@ def test_a_version_is_judged_by_what_is_known_until_the_next_of_its_record(tmp_p
     assert main(["--out", str(out), "--results", str(folder)]) == 0
     versions = [v for v in held(out / "index.html")["versions"] if v["record"] == "matmul.json"]
     assert [v["rows"][-1]["standing"]["outcome"] for v in versions] == ["failed", "failed"]
+
+
+def test_the_history_says_when_conformance_had_failed(visit, tmp_path):
+    """One product's is red between two versions: its line has no number there, and the note names that commit."""
+    folder, out = tmp_path / "results", tmp_path / "out"
+    folder.mkdir()
+    git(tmp_path, "init", "-q")
+    fine, red = (conformance(case("mxfp4 mxfp4", **{outcome: 1})) for outcome in ("passed", "failed"))
+    for day, cases in enumerate((fine, red, fine), start=1):
+        data = json.loads(json.dumps(MATMUL))
+        data["rows"][-1]["ms"] = 0.25 + day
+        texts = {"cases.json": json.dumps(cases), "matmul.json": json.dumps(data)}
+        commit(folder, texts, f"2026-12-0{day}T00:00:00+00:00")
+    assert main(["--out", str(out), "--results", str(folder)]) == 0
+    page = visit(out / "index.html", "format=mxfp4")
+    (chart,) = charts(page, "history")
+    ours = re.search(r"mxref triton: ([^;]*)", chart["description"])[1]
+    assert (
+        re.sub(r"[0-9a-f]{7,} ", "", ours) == "12-01 107 GFLOP/s, 12-03 41.3 GFLOP/s"
+    )  # 2 · 512 · 512 · 256 in 1.25 and 3.25 ms
+    notes = page.locator("#history figure p").all_text_contents()
+    assert [re.sub(r"[0-9a-f]{7,} ", "", note) for note in notes] == [
+        "✗ failed conformance, so there is no number at 12-02: mxfp4: 1 failed: matmul of mxfp4"
+    ]
 
 
 def test_without_git_there_is_no_history_and_a_reason(tmp_path):
@@ -715,6 +771,8 @@ def test_filters_choose_rows_and_charts_and_stand_in_the_address(visit, built):
     assert wanted and Counter((r["op"], r["format"]) for r in table(page)) == Counter((r.op, r.format) for r in wanted)
     shown = charts(page, "throughput")
     assert {chart["caption"].split(",")[0] for chart in shown} == {"quantize", "dequantize"}
+    (run,) = {row.run for row in wanted}
+    assert all(chart["caption"].endswith(f"{run.record} · commit {run.commit}, {run.date}") for chart in shown)
     assert sum(chart["bars"] for chart in shown) == len(wanted)
     assert page.locator("#status").text_content() == f"{len(wanted)} of {len(speeds)} rows, 1 device"
     assert {row["size"] for row in table(visit(built, "size=[16, 2048]"))} == {"[16, 2048]"}
@@ -722,6 +780,20 @@ def test_filters_choose_rows_and_charts_and_stand_in_the_address(visit, built):
     assert table(again) == table(page) and charts(again, "throughput") == shown
     again.get_by_role("button", name="Clear filters").click()
     assert len(table(again)) == len(speeds)
+
+
+def test_a_filter_counts_what_the_others_leave(visit, built):
+    page = visit(built, "op=qdq")
+    counted = "[...document.querySelectorAll('#facet-{} label')].map((e) => [e.firstChild.value, e.lastChild.textContent])"
+    speeds = [row for row in load() if row.kind == "speed"]
+    assert dict(page.evaluate(counted.format("op"))) == {k: str(n) for k, n in Counter(row.op for row in speeds).items()}
+    left = Counter(format for row in speeds if row.op == "qdq" for format in row.format.split())
+    shown = dict(page.evaluate(counted.format("format")))
+    assert shown == {format: str(left[format]) for row in speeds for format in row.format.split()} and shown["e2m1"] == "0"
+    pick(page, "format", "nvfp4")
+    assert page.locator("#status").text_content().startswith(f"{left['nvfp4']} of {len(speeds)} rows")
+    ops = Counter(row.op for row in speeds if "nvfp4" in row.format.split())
+    assert dict(page.evaluate(counted.format("op"))) == {row.op: str(ops[row.op]) for row in speeds}
 
 
 def test_a_bar_says_throughput_and_share_of_the_ceiling(visit, built):
@@ -734,7 +806,8 @@ def test_a_bar_says_throughput_and_share_of_the_ceiling(visit, built):
     rate = 8192 * 8192 * (2 + 4.5 / 8) / entry["ms"] / 1e9
     (chart,) = charts(page, "throughput")
     assert chart["description"] == (
-        f"throughput, share of the ceiling; nvfp4 · mxref triton · nvidia °: {rate:.3g} TB/s, {entry['of_a_copy']:.2f}"
+        f"throughput, share of the ceiling; nvfp4 · mxref triton · nvidia °: {rate:#.3g} TB/s, {entry['of_a_copy']:.2f}; "
+        "ceiling: torch copy"
     )
     bar, mark = page.evaluate(
         "[document.querySelector('.bar rect').width.baseVal.value,"
@@ -742,7 +815,7 @@ def test_a_bar_says_throughput_and_share_of_the_ceiling(visit, built):
     )
     assert bar / mark == pytest.approx(entry["of_a_copy"], rel=1e-4)
     page.get_by_role("combobox", name=re.compile("^Measure")).select_option("time")
-    assert f"{1e3 * entry['ms']:.3g} µs" in charts(page, "throughput")[0]["description"]
+    assert f"{1e3 * entry['ms']:#.3g} µs" in charts(page, "throughput")[0]["description"]
     page.get_by_role("combobox", name=re.compile("^Measure")).select_option("share")
     assert f": {entry['of_a_copy']:#.3g}" in charts(page, "throughput")[0]["description"]
 
@@ -750,15 +823,71 @@ def test_a_bar_says_throughput_and_share_of_the_ceiling(visit, built):
 def test_products_show_operations_against_cublas(visit, sample):
     page = visit(sample[0], "op=matmul&format=mxfp8_e4m3&machine=NVIDIA Test")
     (chart,) = charts(page, "throughput")
-    assert re.search(r"mxfp8_e4m3 · mxref triton – [a-z ]+: 2.1 GFLOP/s, 0.50", chart["description"])
+    assert re.search(r"mxfp8_e4m3 · mxref triton – [a-z ]+: 2.10 GFLOP/s, 0.50", chart["description"])
     assert "rows 0: codes differ" in chart["description"]
     page = visit(sample[0], "op=moe_experts&library=mxref triton&size=[1]&machine=NVIDIA Test")
     assert (
-        "mxref triton – no record: 4 GB/s, 0.50" in charts(page, "throughput")[0]["description"]
+        "mxref triton – no record: 4.00 GB/s, 0.50" in charts(page, "throughput")[0]["description"]
     )  # a megabyte in a quarter of a ms
     page.get_by_role("combobox", name=re.compile("^Measure")).select_option("operations")
-    assert "mxref triton – no record: 2 TFLOP/s, 0.50" in charts(page, "throughput")[0]["description"]
+    assert "mxref triton – no record: 2.00 TFLOP/s, 0.50" in charts(page, "throughput")[0]["description"]
     assert charts(visit(sample[0], "op=moe_experts&machine=NVIDIA Test"), "sweep")[0]["series"] == [2, 2]
+
+
+def test_a_share_of_another_ceiling_says_of_which(visit, tmp_path):
+    """Each product by a kernel beside cuBLAS in bfloat16, and one in float64 too, which its dots need."""
+    product = {"m": 512, "n": 512, "k": 256, "tflops": 1.0}
+    ms = {"mxfp4": 2.0, "nvfp4": 4.0, "mxfp8_e4m3": 5.0}
+    rows = [product | {"format": format, "kernel": "cublas bfloat16", "ms": 1.0} for format in ms]
+    rows.append(product | {"format": "mxfp8_e4m3", "kernel": "cublas float64", "ms": 4.0})
+    rows += [product | {"format": format, "kernel": "chosen", "path": "Fused()", "ms": ms[format]} for format in ms]
+    (tmp_path / "matmul.json").write_text(json.dumps(MATMUL | {"rows": rows}))
+    assert main(["--out", str(tmp_path / "out"), "--results", str(tmp_path)]) == 0
+    page = visit(tmp_path / "out" / "index.html")
+    texts = "[...document.querySelectorAll('#throughput g.bar > text:last-child')].map((e) => e.textContent)"
+    shares = [text.split(", ", 1)[1] for text in page.evaluate(texts)]
+    assert sorted(shares) == ["0.25", "0.50", "0.80 of cublas float64"]
+    assert "ceiling: cublas bfloat16, or what a number names" in page.locator("#throughput figure").text_content()
+    page.get_by_role("combobox", name=re.compile("^Measure")).select_option("share")
+    assert sorted(page.evaluate(texts)) == ["0.250", "0.500", "0.800 of cublas float64"]
+
+
+def test_what_has_no_number_says_so_and_why_in_words(visit, built, sample):
+    failures = [row for row in entries(RESULTS / "moe-h200.json") if "failed" in row]
+    assert failures and all(re.match(r"\w+Error: ", row["failed"]) for row in failures)
+    for width in (390, 1280):
+        page = visit(built, "op=moe_experts&format=mxfp8_e4m3&library=vllm bfloat16&all=throughput", width=width)
+        figures = page.locator("#throughput figure")
+        assert figures.count() == len({(row["model"], row["tokens"]) for row in failures})
+        assert "Error" not in page.locator("main").text_content()
+        for i in range(figures.count()):
+            assert figures.nth(i).locator("g.bar > text:last-child").text_content() == "no number"
+            why = failures[0]["failed"].split(": ", 1)[1]
+            assert f"no number for mxfp8_e4m3 · vllm bfloat16: {why}" in figures.nth(i).locator("p").all_text_contents()
+            assert why in charts(page, "throughput")[i]["description"]
+    rows = table(page)
+    assert {(row["ms"], row["note"]) for row in rows} == {("no number", why)}
+    page = visit(sample[0], "op=moe_experts&size=[1]&machine=NVIDIA Test")
+    assert (
+        "no number for mxfp4 mxfp6_e3m2 · vllm bfloat16: </script> no memory" in page.locator("#throughput").text_content()
+    )
+
+
+def test_each_chart_names_its_ceiling_and_the_page_says_once_what_one_is(visit, built):
+    page = visit(built, "all=throughput&all=sweep&all=history")
+    ceilings = {row.values["ceiling"] for row in load() if "ceiling" in row.values}
+    unnamed = page.evaluate(
+        """(names) => [...document.querySelectorAll("#throughput figure, #sweep figure, #history figure")]
+             .filter((figure) => figure.querySelector("line.ceiling, .dashed"))
+             .filter((figure) => !names.some((name) => figure.textContent.includes(`ceiling: ${name}`))).length""",
+        sorted(ceilings),
+    )
+    assert unnamed == 0 and page.locator("#throughput line.ceiling").count() > 100
+    said = page.evaluate("[...document.querySelectorAll('#words dt')].filter((e) => e.textContent.startsWith('ceiling'))"
+                         ".map((e) => e.nextSibling.textContent)")  # fmt: skip
+    assert len(said) == 1 and "timed in the same run" in said[0]
+    texts = page.evaluate("[...document.querySelectorAll('p, dt, dd, figure, summary')].map((e) => e.innerText)")
+    assert not [text for text in texts if "floor" in text]
 
 
 @pytest.fixture(scope="module")
@@ -819,6 +948,17 @@ def test_words_are_said_where_they_are_met(visit, built, red):
     assert any("portable: nothing that only" in title for title in titles)
 
 
+def test_words_of_labels_are_folded_and_what_a_ceiling_is_stands(visit, built):
+    page = visit(built)
+    label = page.locator("#words dt", has_text="in brackets")
+    assert page.locator("#words dt", has_text="ceiling, the upright mark").is_visible() and not label.is_visible()
+    page.locator("#words summary").focus()
+    page.keyboard.press("Enter")
+    assert label.is_visible() and page.locator("#words dt", has_text="bytes of moe_experts").count() == 1
+    pick(page, "op", "qdq")  # drawn anew, and not folded back
+    assert label.is_visible() and page.locator("#words dt", has_text="bytes of moe_experts").count() == 0
+
+
 def test_own_variants_are_told_from_other_libraries(visit, built):
     page = visit(built, "all=ratios&all=variants")
     for section, ours in (("ratios", False), ("variants", True)):
@@ -863,7 +1003,7 @@ def test_the_csv_is_the_rows_that_are_shown_with_every_digit(visit, built):
     assert libraries == sorted(libraries, reverse=True) and len(set(libraries)) > 3
     page.get_by_role("button", name="ms", exact=True).click()
     shown, exact = table(page), downloaded(page)
-    timed = [row["ms"] not in ("", "failed conformance") for row in exact]
+    timed = [row["ms"] not in ("no number", "failed conformance") for row in exact]
     times = [float(row["ms"]) for row, is_timed in zip(exact, timed) if is_timed]
     assert times == sorted(times) and timed == [True] * len(times) + [False] * (len(exact) - len(times))
     assert len(shown) == len(exact) and list(shown[0]) == list(exact[0])
@@ -877,13 +1017,14 @@ def test_the_csv_is_the_rows_that_are_shown_with_every_digit(visit, built):
     for row, cells in zip(exact, shown, strict=True):
         record, is_red = records.pop(key(**row))
         if is_red or "ms" not in record.values:
-            assert row["ms"] == ("failed conformance" if is_red else "")
+            assert row["ms"] == ("failed conformance" if is_red else "no number")
         else:
             assert float(row["ms"]) == record.values["ms"]
         assert row["ceiling_ms"] == "" or float(row["ceiling_ms"]) == record.values["ceiling_ms"]
         assert (row["commit"], row["date"], row["machine"]) == (record.run.commit, record.run.date, record.run.machine)
         for name, text in cells.items():
             number = name in ("ms", "GB/s", "TFLOP/s", "ceiling_ms", "of the ceiling") and text[:1].isdigit()
+            text = text.replace(",", "") if number else text
             assert float(text) == pytest.approx(float(row[name]), rel=5e-4) if number else text == row[name], name
     assert not records
     page.evaluate("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
@@ -931,6 +1072,30 @@ def test_history_is_drawn_from_commits(visit, built, sample):
     assert "no git history where this was built" in page.locator("#history-note").text_content()
 
 
+def test_no_line_of_the_history_joins_two_records(visit, tmp_path):
+    """Of one backend on one machine: each record has a chart of its own, of its own counts alone."""
+    folder = tmp_path / "results"
+    folder.mkdir()
+    git(tmp_path, "init", "-q")
+    for day in (1, 2, 3):
+        products = conformance(case("mxfp4 mxfp4", passed=day, known=day - 1))
+        layers = conformance(case("mxfp4 mxfp4", op="moe_experts", passed=100 * day))
+        for hour, (name, data) in enumerate((("products", products), ("layers", layers))):
+            commit(folder, {f"{name}.json": json.dumps(data)}, f"2026-12-0{day}T0{hour}:00:00+00:00")
+    assert main(["--out", str(tmp_path / "out"), "--results", str(folder)]) == 0
+    page = visit(tmp_path / "out" / "index.html", "show=conformance")
+    shown = {chart["caption"]: chart for chart in charts(page, "history")}
+    assert shown.keys() == {
+        "mxref triton: cases of matmulNVIDIA Test · products.json",
+        "mxref triton: cases of moe_expertsNVIDIA Test · layers.json",
+    }
+    told = [re.sub(r"[0-9a-f]{7,} ", "", chart["description"]) for chart in shown.values()]
+    assert "passed, level 2: 12-01 1, 12-02 2, 12-03 3; failed, level 2: 12-01 0, 12-02 0, 12-03 0; known" in told[0]
+    assert "known, level 2: 12-01 0, 12-02 1, 12-03 2" in told[0]
+    assert "passed, level 2: 12-01 100, 12-02 200, 12-03 300" in told[1] and "known" not in told[1]
+    assert "no number" not in page.locator("#history").text_content()
+
+
 def test_conformance_stands_beside_the_speed(visit, built):
     page = visit(built, "show=conformance")
     cells = page.evaluate("[...document.querySelectorAll('#matrix td.cell span')].map((e) => e.textContent)")
@@ -967,12 +1132,49 @@ def test_everything_else_has_a_table_for_each_record(visit, built):
     assert dict(shown) == counts
 
 
+def test_numbers_of_a_column_are_written_alike(visit, tmp_path):
+    """Four digits each, groups of three, no 1e3; whole numbers as they are where all of a column are."""
+    values = [0.00012344, -91, 18.6566, 0, 12543.2, 0.5, 1.08421e-19]
+    texts = ["0.0001234", "-91.00", "18.66", "0", "12,543", "0.5000", "1.084\xa0×\xa010^-19"]
+    counts = [0, 7, 999, 1000, 4294967296, 12, 5]
+    listed = ["0", "7", "999", "1,000", "4,294,967,296", "12", "5"]
+    rows = [{"function": f"f{i}", "worst": value, "count": count} for i, (value, count) in enumerate(zip(values, counts))]
+    (tmp_path / "functions.json").write_text(json.dumps(GPU | {"what": "accuracy", "rows": rows}))
+    ratios = [1234567.0, 0.000123456, 2.0]  # times as fast
+    speeds = [SPEED_ROW | {"library": f"other {i}", "ms": 1 / ratio, "copy_ms": 0.03} for i, ratio in enumerate(ratios)]
+    (tmp_path / "speed.json").write_text(elementwise({}, rows=[SPEED_ROW, *speeds]))
+    assert main(["--out", str(tmp_path / "out"), "--results", str(tmp_path)]) == 0
+    page = visit(tmp_path / "out" / "index.html", "show=other")
+    assert [row["worst"] for row in table(page)] == texts and [row["count"] for row in table(page)] == listed
+    assert [float(row["worst"]) for row in downloaded(page)] == values
+    page = visit(tmp_path / "out" / "index.html")
+    bars = "[...document.querySelectorAll('{} g.bar > text:last-child')].map((e) => e.textContent)"
+    assert page.evaluate(bars.format("#ratios")) == ["1,234,567 ×", "2.00 ×", "0.000123 ×"]
+    shares = [text.split(", ", 1)[1] for text in page.evaluate(bars.format("#throughput"))]
+    assert shares == ["37,037", "0.060", "0.50", "0.0000037"]
+
+
+def test_where_a_row_comes_from_is_said_even_where_it_is_not_recorded(visit, built, tmp_path):
+    page = visit(built, "show=other&record=eval-embedded-cpu.json")
+    assert json.loads((RESULTS / "eval-embedded-cpu.json").read_text(encoding="utf-8")).get("commit") is None
+    for rows in (table(page), downloaded(page)):
+        assert {(row["commit"], row["date"]) for row in rows} == {("not recorded", "not recorded")}
+    assert page.get_by_text("-dirty").count() == 0
+    rows = [{"function": "exp", "worst": 1.0}]
+    dirty = GPU | {"what": "accuracy", "rows": rows, "commit": "abc1234-dirty"}
+    (tmp_path / "functions.json").write_text(json.dumps(dirty))
+    assert main(["--out", str(tmp_path / "out"), "--results", str(tmp_path)]) == 0
+    page = visit(tmp_path / "out" / "index.html", "show=other")
+    assert [row["commit"] for row in table(page)] == ["abc1234-dirty"]
+    assert "-dirty: measured with changes to that commit that were not committed" in page.locator("#rows").text_content()
+
+
 def test_a_long_table_lists_its_first_rows_until_all_are_asked_for(visit, tmp_path):
     rows = [SPEED_ROW | {"size": [8 * i, 64], "ms": float(i)} for i in range(1, 1202)]
     (tmp_path / "x.json").write_text(elementwise({}, rows=rows))
     assert main(["--out", str(tmp_path / "out"), "--results", str(tmp_path)]) == 0
     page = visit(tmp_path / "out" / "index.html", "sort=-ms")
-    times = lambda: [float(row["ms"]) for row in table(page)]  # noqa: E731
+    times = lambda: [float(row["ms"].replace(",", "")) for row in table(page)]  # noqa: E731
     assert times() == list(range(1201, 201, -1))
     assert len(downloaded(page)) == 1201
     page.get_by_role("button", name="Show all 1201 rows").click()
@@ -1016,11 +1218,26 @@ def test_every_control_and_chart_has_a_name(visit, built):
     assert page.evaluate("[...document.querySelectorAll('fieldset')].filter((e) => !e.querySelector('legend')).length") == 0
     assert page.evaluate(
         """[...document.querySelectorAll("svg[role=img]")].every((svg) =>
-             svg.getAttribute("aria-labelledby").split(" ").every((id) => document.getElementById(id).textContent))"""
+             ["aria-labelledby", "aria-describedby"].every((by) =>
+               document.getElementById(svg.getAttribute(by)).textContent))"""
     )
     ids = page.evaluate("[...document.querySelectorAll('[id]')].map((e) => e.id)")
     assert len(ids) == len(set(ids))
     assert page.evaluate("document.querySelectorAll('.scroll:not([tabindex][role=region][aria-label])').length") == 0
+
+
+def test_names_of_charts_are_their_own_in_every_view(visit, built):
+    page = visit(built)
+    for show in ("conformance", "other", "speed"):
+        page.locator(f"#show input[value={show}]").check()
+        names = page.evaluate(
+            """[...document.querySelectorAll("figure > svg")].map((svg) => [
+                 document.getElementById(svg.getAttribute("aria-labelledby")).textContent,
+                 svg.parentElement.querySelector("figcaption").firstChild.textContent])"""
+        )
+        assert all(name.startswith(title) for name, title in names) and bool(names) == (show != "other")
+        ids = page.evaluate("[...document.querySelectorAll('[id]')].map((e) => e.id)")
+        assert len(ids) == len(set(ids)), show
 
 
 def contrast(page, selector: str) -> float:
@@ -1056,6 +1273,18 @@ def test_light_and_dark(visit, built, scheme, other):
 
 
 @pytest.mark.parametrize("show", ["speed", "conformance", "other"])
+@pytest.mark.parametrize("width", [320, 660, 900])
+def test_an_open_filter_stays_on_the_screen(visit, built, show, width):
+    page = visit(built, f"show={show}", width=width)
+    for facet in page.locator(".facet").all():
+        facet.locator("summary").click()
+        box = facet.locator("fieldset").bounding_box()
+        assert 0 <= box["x"] and box["x"] + box["width"] <= width, facet.get_attribute("id")
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        page.keyboard.press("Escape")
+
+
+@pytest.mark.parametrize("show", ["speed", "conformance", "other"])
 def test_a_phone_scrolls_down_only(visit, sample, show):
     page = visit(sample[0], f"show={show}&all=throughput&all=sweep&all=ratios", width=375)
     assert page.evaluate("document.documentElement.scrollWidth") == 375
@@ -1070,32 +1299,131 @@ def test_a_phone_scrolls_down_only(visit, sample, show):
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize("show, column", [("speed", "ms"), ("conformance", "passed"), ("other", "bits_per_byte")])
+@pytest.mark.parametrize(
+    "show, column", [("speed", "of the ceiling"), ("conformance", "failed"), ("other", "bits_per_byte")]
+)
 def test_a_table_shows_numbers_before_it_is_scrolled(visit, built, show, column, width):
     page = visit(built, f"show={show}", width=width)
-    right = f"document.querySelector('#rows th button[data-column={column}]').getBoundingClientRect().right"
+    right = f"document.querySelector('#rows th button[data-column=\"{column}\"]').getBoundingClientRect().right"
     assert page.evaluate(right) < width - 20
 
 
-def test_the_matrix_fits_on_a_wide_screen(visit, built):
-    page = visit(built, "show=conformance")
+def test_a_phone_says_what_a_row_is_in_one_cell(visit, built):
+    """Op, format, library, dtype and size together, each a button that sorts; what all rows share stands in the caption."""
+    page = visit(built, "op=qdq&format=mxfp4&library=mxref triton&dtype=bfloat16", width=390)
+    ours = ("speed", "qdq", "mxfp4", "mxref triton")
+    wanted = [row for row in load() if (row.kind, row.op, row.format, row.library) == ours]
+    cells = page.evaluate("[...document.querySelectorAll('#rows td.stacked')].map((e) => e.textContent)")
+    assert sorted(cell.replace("\xa0", " ") for cell in cells) == sorted(f"qdq · {size_of(row)}" for row in wanted) != []
+    caption = page.locator("#rows caption").text_content()
+    assert caption == "Every row of speed that passes the filters · mxfp4 · mxref triton · bfloat16 · ocp"
+    page.get_by_role("button", name="size", exact=True).click()
+    assert page.evaluate("[document.activeElement.textContent, document.activeElement.closest('th').ariaSort]") == [
+        "size ▲",
+        "ascending",
+    ]
+    assert {name: row[name] for row in downloaded(page) for name in ("op", "format", "dtype")} == {
+        "op": "qdq",
+        "format": "mxfp4",
+        "dtype": "bfloat16",
+    }
+
+
+def test_a_phone_keeps_what_a_row_is_while_its_columns_are_scrolled(visit, built):
+    page = visit(built, width=390)
+    page.get_by_role("button", name="record", exact=True).focus()  # the last column
+    cell, last, region = page.evaluate(
+        """["#rows td.stacked", "#rows th:last-child button", "#rows .scroll"].map((name) => {
+             const { left, right } = document.querySelector(name).getBoundingClientRect();
+             return [left, right];
+           })"""
+    )
+    assert page.evaluate("document.querySelector('#rows .scroll').scrollLeft") > 500
+    assert cell[0] == region[0] + 1 and last[0] >= cell[1] and last[1] <= region[1]
+
+
+@pytest.mark.parametrize("show", ["speed", "conformance", "other"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_row_is_as_tall_as_what_is_seen_of_it(visit, built, show, width):
+    """No text far to the right makes a row tall whose seen part is empty: a line more than what is seen, at most."""
+    page = visit(built, f"show={show}", width=width)
+    tall = page.evaluate(
+        """[...document.querySelectorAll("#rows tbody tr")].filter((tr) => {
+             const { right } = tr.closest(".scroll").getBoundingClientRect();
+             const seen = [...tr.cells].filter((cell) => cell.getBoundingClientRect().left < right && cell.firstChild);
+             const heights = seen.map((cell) => {
+               const range = document.createRange();
+               range.selectNodeContents(cell);
+               return range.getBoundingClientRect().height;
+             });
+             return tr.getBoundingClientRect().height > Math.max(...heights) + 2 * 20;
+           }).map((tr) => tr.textContent.slice(0, 60))"""
+    )
+    assert tall == []
+
+
+@pytest.mark.parametrize("show", ["speed", "conformance", "other"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_edge_of_a_table_fades_where_there_is_more_of_it(visit, built, show, width):
+    page = visit(built, f"show={show}", width=width)
+    fades = """() => [...document.querySelectorAll("section:not([hidden]) .scroll")].map((region) => [
+      region.scrollHeight - region.clientHeight - region.scrollTop > 1,
+      region.scrollWidth - region.clientWidth - region.scrollLeft > 1,
+      getComputedStyle(region.parentElement, "::after").opacity === "1",
+      getComputedStyle(region.parentElement, "::before").opacity === "1",
+    ])"""
+    page.wait_for_function(f"({fades})().some((one) => one[2])")
+    found = page.evaluate(fades)
+    assert any(below for below, *_ in found) and all(one[:2] == one[2:] for one in found)
+    page.evaluate("document.querySelectorAll('.scroll').forEach((e) => e.scrollTo(e.scrollWidth, e.scrollHeight))")
+    page.wait_for_function(f"({fades})().every((one) => !one[2] && !one[3])")
+
+
+@pytest.mark.parametrize("width", [375, 390, 1280])
+def test_the_matrix_is_not_wider_than_the_screen(visit, built, width):
+    page = visit(built, "show=conformance", width=width)
     assert page.evaluate("[...document.querySelectorAll('#matrix .scroll')].every((e) => e.scrollWidth <= e.clientWidth)")
 
 
 def test_lines_of_one_chart_look_different(visit, built):
+    """At most eight of them, each in its own colour; of more than one format, or there is a chart for each."""
     page = visit(built, "all=sweep&all=history")
+    page.evaluate(
+        """() => {
+          const row = ROWS.find((row) => row.kind === "speed");
+          const point = { row, place: 0, value: 1, ceiling: null };
+          const series = Array.from({ length: 30 }, (_, i) => ({ label: `${i}`, points: [point] }));
+          lineChart($("sweep").querySelector(".charts"), "many", ["there"], series, "");
+        }"""
+    )
     looks = page.evaluate(
-        """[...document.querySelectorAll("figure")].map((figure) =>
+        """[...document.querySelectorAll("#sweep figure, #history figure")].map((figure) =>
              [...figure.querySelectorAll(".series polyline")].map((line) =>
                [line.getAttribute("class"), line.getAttribute("stroke-dasharray")].join()))"""
     )
-    assert max(map(len, looks)) > 8 and all(len(set(lines)) == len(lines) for lines in looks)
+    counts = sorted(map(len, looks))
+    assert counts[-1] == 30 and counts[-2] <= 8 and all(len(set(lines)) == len(lines) for lines in looks)
+    shown = [chart["caption"] for chart in charts(page, "sweep")]
+    timed = {(row.op, row.format) for row in load() if row.op == "matmul" and row.run.machine == "NVIDIA H200"}
+    for format in ("mxfp4", "nvfp4", "mxint8"):
+        assert ("matmul", format) in timed
+        title = f"matmul, bfloat16, {format}NVIDIA H200 · matmul-h200.json"
+        assert [caption for caption in shown if caption.startswith(title)]
 
 
-def test_devices_of_the_history_alone_are_named(visit, built):
-    page = visit(built, "all=history")
-    shown = {machine for chart in charts(page, "history") for machine in chart["machines"]}
-    assert all(machine in page.locator("#machines").text_content() for machine in shown)
+@pytest.mark.parametrize("show", ["speed", "conformance", "other"])
+def test_devices_are_counted_once(visit, built, show):
+    """Those of the rows; those of the history alone are named, and a device that is not recorded is none."""
+    page = visit(built, f"show={show}&all=history")
+    rows = [row for row in load() if row.kind == show]
+    unknown = [row for row in rows if row.run.machine == "machine not recorded"]
+    known = {row.run.machine for row in rows} - {"machine not recorded"}
+    said = f"{len(rows)} of {len(rows)} rows, {len(known)} device{'s' * (len(known) > 1)}"
+    said += f", {len(unknown)} rows do not record theirs" if unknown else ""
+    assert page.locator("#status").text_content() == said and bool(unknown) == (show == "other")
+    assert not re.search(r"\d+ devices", page.locator("#machines").text_content())
+    shown = {machine for chart in charts(page, "history") for machine in chart["machines"]} if show != "other" else set()
+    assert all(machine in page.locator("#machines").text_content() for machine in shown) or len(shown | known) == 1
 
 
 @pytest.mark.parametrize("width", [375, 1280])
@@ -1104,10 +1432,54 @@ def test_no_text_of_a_bar_lies_on_another_or_outside(visit, built, width):
     crossing = page.evaluate(
         """[...document.querySelectorAll("g.bar")].filter((bar) => {
              const [label, number] = [...bar.querySelectorAll("text")].map((text) => text.getBoundingClientRect());
+             const drawn = [...bar.querySelectorAll("rect, line")].map((shape) => shape.getBoundingClientRect().right);
              const figure = bar.closest("svg").getBoundingClientRect();
              const beside = label.right <= number.left || label.top + 3 >= number.bottom || number.top + 3 >= label.bottom;
              const left = Math.min(label.left, number.left);
-             return !beside || label.right > figure.right + 1 || left < figure.left - 1;
+             const over = drawn.some((right) => right > number.left);
+             return !beside || over || label.right > figure.right + 1 || left < figure.left - 1;
            }).map((bar) => bar.textContent)"""
     )
     assert page.locator("g.bar").count() > 300 and crossing == []
+    broken = (
+        "[...document.querySelectorAll('figcaption .whole')].filter((e) => e.getBoundingClientRect().height > 24).length"
+    )
+    assert page.locator("figcaption .whole").count() > 50 and page.evaluate(broken) == 0  # a date is on one line
+    halo = "[...document.querySelectorAll('g.bar text')].every((e) => getComputedStyle(e).paintOrder.startsWith('stroke'))"
+    assert page.evaluate(halo)  # a line of the chart behind it does not cross it
+
+
+@pytest.mark.parametrize("width", [375, 390, 1280])
+def test_names_below_a_line_chart_do_not_collide(visit, built, width):
+    """Of all charts, and of one of more commits than a phone has room for; the newest is named."""
+    page = visit(built, "all=sweep&all=history", width=width)
+    page.evaluate(
+        """() => {
+          const row = ROWS.find((row) => row.kind === "speed");
+          const places = Array.from({ length: 40 }, (_, i) => `abcdef0 12-${10 + i}`);
+          const points = places.map((_, place) => ({ row, place, value: place, ceiling: null }));
+          lineChart($("sweep").querySelector(".charts"), "many", places, [{ label: "a line", points }], "");
+        }"""
+    )
+    names = page.evaluate(
+        """[...document.querySelectorAll("figure > svg")].filter((svg) => svg.querySelector(".series")).map((svg) =>
+             [...svg.querySelectorAll(":scope > text")].map((text) => {
+               const box = text.getBoundingClientRect();
+               const turn = text.transform.baseVal;
+               const outer = svg.getBoundingClientRect();
+               if (box.left < outer.left - 1 || box.right > outer.right + 1) throw new Error(`outside: ${text.textContent}`);
+               return [text.textContent, turn.length ? turn[0].angle : 0, text.x.baseVal[0].value,
+                       box.left, box.right, box.top, box.bottom];
+             }))"""
+    )
+    assert len(names) > 20 and any(chart[-1][0] == "abcdef0 12-49" for chart in names)
+    for chart in names:
+        level = [name for name in chart if name[1] == 0]
+        for i, (text, _, _, left, right, top, bottom) in enumerate(level):
+            for other in level[:i]:
+                apart = left >= other[4] or right <= other[3] or top + 2 >= other[6] or bottom <= other[5] + 2
+                assert apart, (text, other[0])
+        turned = [name for name in chart if name[1] != 0]
+        for before, after in zip(turned, turned[1:]):  # parallel lines: their distance, not less than the font's height
+            distance = (after[2] - before[2]) * math.sin(math.radians(abs(after[1])))
+            assert distance >= 11, (before[0], after[0])

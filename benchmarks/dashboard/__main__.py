@@ -17,7 +17,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from benchmarks.dashboard.standing import Standing, standings
-from benchmarks.records import CONFORMANCE, RESULTS, SPEED, History, RecordError, Row, Version, history, load
+from benchmarks.records import CONFORMANCE, NOT_RECORDED, RESULTS, SPEED, History, RecordError, Row, Version, history, load
 
 HERE = Path(__file__).parent
 NOT_IN_A_SCRIPT = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}  # as JSON may write them too
@@ -51,6 +51,7 @@ def as_json(rows: tuple[Row, ...], past: History) -> str:
         ],
         "unread": past.unread,
         "missing": past.missing,
+        "unknown": NOT_RECORDED,
     }
     return json.dumps(data, allow_nan=False, separators=(",", ":")).translate(NOT_IN_A_SCRIPT)
 

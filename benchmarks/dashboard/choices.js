@@ -28,8 +28,10 @@ const HAS = Object.fromEntries(
 );
 
 /** Whether a row passes the filters; what no row of its kind has, as conformance has no size, does not filter it. */
-function chosen(row) {
-  return HAS[row.kind].every((facet) => !state[facet].size || under(row, facet).some((value) => state[facet].has(value)));
+function chosen(row, except = "") {
+  return HAS[row.kind].every(
+    (facet) => facet === except || !state[facet].size || under(row, facet).some((value) => state[facet].has(value)),
+  );
 }
 
 const ofKind = () => ROWS.filter((row) => row.kind === state.show);
@@ -65,8 +67,9 @@ function makeFilters() {
   }
   $("facets").replaceChildren();
   for (const [facet, title] of Object.entries(FACETS)) {
-    const counts = new Map();
-    for (const row of ofKind()) for (const value of under(row, facet)) counts.set(value, (counts.get(value) || 0) + 1);
+    const counts = new Map(); // of the rows that the other filters leave
+    for (const row of ofKind())
+      for (const value of under(row, facet)) counts.set(value, (counts.get(value) || 0) + chosen(row, facet));
     if (!counts.size) continue;
     for (const value of state[facet]) if (!counts.has(value)) counts.set(value, 0);
     const details = add($("facets"), "details", { class: "facet", id: `facet-${facet}` });
@@ -79,7 +82,7 @@ function makeFilters() {
     for (const [value, count] of sorted) {
       if (others && value === sorted[0][0] && first(value)) add(field, "b", {}, "mxref's own");
       if (others && value === others[0]) add(field, "b", {}, "other libraries");
-      const label = add(field, "label");
+      const label = add(field, "label", { class: count ? "" : "none" });
       const onchange = (event) => choose(facet, value, event.target.checked);
       add(label, "input", { type: "checkbox", value, name: facet, onchange }).checked = state[facet].has(value);
       label.append(facet === "format" ? inWords(value) : value);

@@ -13,10 +13,16 @@ function render() {
     [...document.querySelectorAll("#filters input")].find((one) => one.name === again[0] && one.value === again[1])?.focus();
   const rows = ofKind().filter((row) => chosen(row));
   const machines = [...new Set(rows.map((row) => row.machine))];
-  $("status").textContent =
-    `${rows.length} of ${ofKind().length} rows, ${machines.length} ${machines.length === 1 ? "device" : "devices"}`;
+  const known = machines.filter((machine) => machine !== data.unknown);
+  const unknown = rows.filter((row) => row.machine === data.unknown).length;
+  $("status").textContent = [
+    `${rows.length} of ${ofKind().length} rows`,
+    ...(known.length ? [`${known.length} ${known.length === 1 ? "device" : "devices"}`] : []),
+    ...(unknown ? [`${unknown} rows do not record theirs`] : []),
+  ].join(", ");
   for (const section of document.querySelectorAll("section[data-show]")) {
     section.hidden = !section.dataset.show.split(" ").includes(state.show);
+    if (section.hidden) section.querySelector(".charted, .tables").replaceChildren(); // what is not shown has no names either
   }
   figures = 0;
   if (state.show === "speed") {
@@ -27,11 +33,11 @@ function render() {
   }
   if (state.show === "conformance") drawMatrix(rows);
   const gone = state.show === "other" ? [] : drawHistory(machines);
-  const all = [...machines, ...gone.map((machine) => `${machine} (in the history alone)`)];
-  $("machines").hidden = all.length < 2;
+  $("machines").hidden = machines.length + gone.length < 2;
   $("machines").textContent =
-    `${all.length} devices are shown: ${all.join("; ")}. Their numbers cannot be compared: ` +
-    "each has charts of its own, and no line or bar chart holds two.";
+    "Numbers of different devices cannot be compared: " +
+    (state.show === "other" ? "each row says its own." : "each has charts of its own, and no line or bar chart holds two.") +
+    ` Here: ${machines.join("; ")}.${gone.length ? ` In the history alone: ${gone.join("; ")}.` : ""}`;
   const tables = $("rows").querySelector(".tables");
   tables.replaceChildren();
   if (!rows.length) add(tables, "p", {}, "No row passes the filters.");

@@ -33,7 +33,7 @@ const inWords = (format) => (format === "-" ? "no format" : format);
 
 // A row's numbers, of which a measure is one.
 const ofCeiling = (row) => (row.values.ceiling_ms && timeOf(row) ? row.values.ceiling_ms / row.values.ms : null);
-const shareOf = (row) => (ofCeiling(row) < 0.1 ? String(Number(ofCeiling(row).toPrecision(2))) : ofCeiling(row).toFixed(2));
+const shareOf = (row) => digits(ofCeiling(row), ofCeiling(row) < 1 ? 2 : 3);
 
 /** What a row did in its time, and the unit of its rate: bytes, or operations if it has no bytes or they are asked for. */
 function workOf(row, measure) {
@@ -54,11 +54,23 @@ function measured(row, measure, ms = row.values.ms) {
   return measure === "time" || !work ? ms / 1e3 : (work / ms) * 1e3;
 }
 
-function written(value, unit) {
+const whole = (value) => value.toLocaleString("en-US");
+
+/** A number to `count` digits, zeros at its end too, never as 1e3; of a larger one, all before the point. */
+function digits(value, count) {
+  if (value === 0) return "0";
+  const power = Math.floor(Math.log10(Math.abs(value)));
+  if (power >= count - 1) return whole(Math.round(value));
+  if (power < -6) return `${(value / 10 ** power).toPrecision(count)}\u00a0×\u00a010^${power}`;
+  return value.toFixed(count - 1 - power);
+}
+
+/** A number with its unit, to three digits; `short`: without zeros at its end, as an axis has it. */
+function written(value, unit, short = false) {
   if (value === null || value === undefined) return "";
-  if (value === 0 || (unit === "" && Number.isInteger(value))) return `${value} ${unit}`.trim();
-  if (unit === "") return value.toPrecision(3).replace(/e.*/, (e) => ` × 10^${Number(e.slice(1))}`);
+  if (value === 0 || (unit === "" && Number.isInteger(value))) return `${whole(value)} ${unit}`.trim();
   const steps = [
+    [1e15, "P"],
     [1e12, "T"],
     [1e9, "G"],
     [1e6, "M"],
@@ -68,8 +80,10 @@ function written(value, unit) {
     [1e-6, "µ"],
     [1e-9, "n"],
   ];
-  const [step, prefix] = steps.find(([size]) => value >= size * 0.9995) || [1, ""];
-  return `${Number((value / step).toPrecision(3))} ${prefix}${unit}`;
+  const [step, prefix] = (unit && steps.find(([size]) => value >= size * 0.9995)) || [1, ""];
+  const number = value / step;
+  if (short) return `${Number(number.toPrecision(3))} ${prefix}${unit}`.trim();
+  return `${unit ? number.toPrecision(3) : digits(number, 3)} ${prefix}${unit}`.trim();
 }
 
 const unitFor = (measure, row) => (measure === "share" ? "" : measure === "time" ? "s" : workOf(row, measure)[1]);

@@ -38,22 +38,29 @@ function drawThroughput(rows) {
   const numbers = (panel) => panel.filter((row) => row.values.ceiling && measured(row, state.measure) !== null).length;
   panels.sort((a, b) => withCeilings(b) - withCeilings(a) || numbers(b) - numbers(a) || most(a, b));
   const charts = panels.map((panel) => {
-    const ceilings = new Set(panel.map((row) => row.values.ceiling));
+    const held = grouped(
+      panel.filter((row) => row.values.ceiling),
+      (row) => row.values.ceiling,
+    ).sort(most);
+    const ceilings = held.map(([row]) => row.values.ceiling); // the chart's own first; of any other, a number says so
     const bars = panel
-      .filter((row) => !ceilings.has(row.library))
+      .filter((row) => !ceilings.includes(row.library))
       .map((row) => {
         const value = measured(row, state.measure);
-        const unit = unitFor(state.measure, row);
-        const share = state.measure !== "share" && ofCeiling(row) ? `, ${shareOf(row)}` : "";
+        const number = state.measure === "share" && value ? digits(value, 3) : written(value, unitFor(state.measure, row));
+        const of = ceilings.indexOf(row.values.ceiling) > 0 ? ` of ${row.values.ceiling}` : "";
+        const share = ofCeiling(row) ? (state.measure === "share" ? of : `, ${shareOf(row)}${of}`) : "";
         const ceiling = row.values.ceiling_ms ? measured(row, state.measure, row.values.ceiling_ms) : null;
-        return { row, value, ceiling, text: value === null ? withoutNumber(row) : written(value, unit) + share };
+        return { row, value, ceiling, text: value === null ? withoutNumber(row) : number + share };
       });
     const way = unitFor(state.measure, panel[0]) === "s" ? 1 : -1;
     bars.sort((a, b) => (a.value === null) - (b.value === null) || way * (a.value - b.value));
-    const share = state.measure !== "share" && bars.some((bar) => bar.value !== null && bar.ceiling);
+    const marked = bars.some((bar) => bar.value !== null && bar.ceiling);
+    const share = state.measure !== "share" && marked;
     const head = { throughput: "throughput", operations: "operations", share: "share of the ceiling", time: "time" }[state.measure];
+    const below = marked ? `ceiling: ${ceilings[0]}${ceilings[1] ? ", or what a number names" : ""}` : "";
     const draw = (parent) =>
-      barChart(parent, titleOf(panel[0], panel[0].size), bars, { head: share ? `${head}, share of the ceiling` : head });
+      barChart(parent, titleOf(panel[0], panel[0].size), bars, { head: head + (share ? ", share of the ceiling" : ""), below });
     return { rows: bars.map((bar) => bar.row), draw };
   });
   drawAll(
@@ -63,7 +70,7 @@ function drawThroughput(rows) {
   );
 }
 
-const withoutNumber = (row) => (failed(row) ? "failed conformance" : row.note || "no number");
+const withoutNumber = (row) => (failed(row) ? "failed conformance" : row.values.ms ? "no ceiling" : "no number");
 
 /** Ratios of times within a run: beside other libraries, and, in a section of its own, among what is all mxref's. */
 function drawRatios(rows) {
@@ -81,7 +88,7 @@ function drawRatios(rows) {
         .filter((row) => row !== base)
         .map((row) => {
           const value = base.values.ms / row.values.ms;
-          return { row, value, base, text: `${written(value, "")} ×` };
+          return { row, value, base, text: `${digits(value, 3)} ×` };
         });
     }),
   );
@@ -120,20 +127,33 @@ function drawRatiosOf(id, panels, none) {
 
 const seriesOf = (rows) => grouped(rows, (row) => [row.format, row.library, row.recipe]);
 
+/** The rows of one chart of lines, or of one a format if that chart would have more lines than colours; and its title. */
+function readable(rows, ...title) {
+  if (seriesOf(rows).length <= COLOURS) return [{ rows, title: titleOf(rows[0], ...title) }];
+  const ceilings = new Set(rows.map((row) => row.values.ceiling)); // drawn with what is held against them
+  return grouped(
+    rows.filter((row) => row.format !== "-" || !ceilings.has(row.library)),
+    (row) => row.format,
+  ).map((of) => ({ rows: of, title: titleOf(of[0], ...title, inWords(of[0].format)), format: of[0].format }));
+}
+
+const inFormat = (rows = [], format = null) => rows.filter((row) => format === null || row.format === format);
+
 function drawSweep(rows) {
   const timed = rows.filter((row) => measured(row, state.measure) !== null);
   const key = (r) => [r.machine, r.record, r.op, r.dtype, r.detail, unitFor(state.measure, r)];
   const panels = grouped(timed, key);
   const red = indexed(rows.filter(failed), key);
   const charts = panels
-    .filter((panel) => new Set(panel.map((row) => row.size)).size > 1)
-    .sort(most)
-    .map((panel) => {
+    .flatMap((panel) => readable(panel))
+    .filter(({ rows }) => new Set(rows.map((row) => row.size)).size > 1)
+    .sort((a, b) => most(a.rows, b.rows))
+    .map(({ rows: panel, title, format }) => {
       const counts = new Map(panel.map((row) => [row.size, row.sizes.reduce((a, b) => a * b, 1)]));
       const places = [...counts.keys()].sort((a, b) => counts.get(a) - counts.get(b));
-      const rest = red.get(JSON.stringify(key(panel[0])));
+      const rest = inFormat(red.get(JSON.stringify(key(panel[0]))), format);
       const draw = (parent) =>
-        drawLines(parent, titleOf(panel[0]), places, seriesOf(panel), (row) => places.indexOf(row.size), rest);
+        drawLines(parent, title, places, seriesOf(panel), (row) => places.indexOf(row.size), rest);
       return { rows: panel, draw };
     });
   drawAll("sweep", charts, "No op of a run has several sizes here.");
@@ -157,7 +177,8 @@ function drawLines(parent, title, places, lines, placeOf, rest = []) {
 
 /** Draws it, and returns those of its machines that are not among `machines`. */
 function drawHistory(machines) {
-  const note = ["Each point is a committed version of a record, in the order of commits."];
+  const note = ["Each chart is of one record, each point a committed version of it, in the order of commits."];
+  if (state.show === "conformance") note.push("The number of cases changes as cases are added.");
   if (data.missing) note.push(`There is nothing to draw: ${data.missing}.`);
   if (data.unread.length)
     note.push(`Not drawn, since their form is no longer known: ${data.unread.map((why) => why.split(":")[0]).join(", ")}.`);
@@ -176,17 +197,17 @@ const commitOf = (version) =>
 
 function historyOfSpeed(rows) {
   const timed = rows.filter((row) => measured(row, state.measure) !== null && row.format + row.library !== "-torch copy");
-  const panels = grouped(timed, (r) => [r.machine, r.op, r.dtype, r.size, r.detail, unitFor(state.measure, r)]);
-  const about = (row) => [titleOf(row, row.size), row.machine];
+  const panels = grouped(timed, (r) => [r.machine, r.record, r.op, r.dtype, r.size, r.detail, unitFor(state.measure, r)]);
+  const about = (row) => [titleOf(row, row.size), row.machine, row.record];
   const red = indexed(rows.filter(failed), about);
   return panels
-    .flatMap((panel) => {
+    .flatMap((panel) => readable(panel, panel[0].size))
+    .flatMap(({ rows: panel, title, format }) => {
       const lines = seriesOf(panel).filter((line) => new Set(line.map((row) => row.version)).size > 1);
       if (!lines.length) return [];
       const versions = [...new Set(lines.flat().map((row) => row.version))].sort((a, b) => a - b);
       const places = versions.map(commitOf);
-      const title = titleOf(panel[0], panel[0].size);
-      const rest = red.get(JSON.stringify(about(panel[0])));
+      const rest = inFormat(red.get(JSON.stringify(about(panel[0]))), format);
       return [
         {
           rows: lines.flat(),
@@ -198,11 +219,16 @@ function historyOfSpeed(rows) {
 }
 
 function historyOfConformance(rows) {
-  return grouped(rows, (row) => [row.machine, row.library]).flatMap((panel) => {
+  return grouped(rows, (row) => [row.machine, row.library, row.record]).flatMap((panel) => {
     const versions = [...new Set(panel.map((row) => row.version))].sort((a, b) => a - b);
     if (versions.length < 2) return [];
+    const ops = [...new Set(panel.map((row) => row.op))];
+    const title = `${panel[0].library}: cases of ${ops.length > 3 ? `${ops.length} ops` : ops.join(", ")}`;
+    const outcomes = ["passed", "failed", "known", "refused"].filter(
+      (outcome) => outcome !== "known" || panel.some((row) => row.values.known),
+    );
     const series = grouped(panel, (row) => row.detail).flatMap((level) =>
-      ["passed", "failed", "refused"].map((outcome) => ({
+      outcomes.map((outcome) => ({
         label: `${outcome}, ${level[0].detail}`,
         points: grouped(level, (row) => row.version).map((of) => ({
           row: of[0],
@@ -212,7 +238,7 @@ function historyOfConformance(rows) {
         })),
       })),
     );
-    const draw = (parent) => lineChart(parent, `${panel[0].library}: cases`, versions.map(commitOf), series, "");
+    const draw = (parent) => lineChart(parent, title, versions.map(commitOf), series, "");
     return [{ rows: panel, draw }];
   });
 }

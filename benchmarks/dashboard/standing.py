@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from benchmarks.records import CONFORMANCE, SPEED, Row
+from benchmarks.records import CONFORMANCE, SPEED, Row, operands
 from mxref import registry
 from mxref.conformance import cases
 
@@ -50,7 +50,7 @@ def _refusals(op: str, backend: str) -> dict[str, str]:
     refused: dict[str, str] = {}
     taken = set()
     for case in cases(op) if kernel else ():
-        format = " ".join(dict.fromkeys(case.format.split()))
+        format = operands(*case.format.split())
         if format in taken or case.raises is not None:
             continue
         args, kwargs = case.arguments()

@@ -1,10 +1,11 @@
 // Tables: rows that sort and leave as CSV, and the matrix of conformance.
 
+const NOT_RECORDED = "not recorded";
 const WHERE = [
   ["machine", (r) => r.machine],
-  ["versions", (r) => r.versions],
-  ["commit", (r) => r.commit],
-  ["date", (r) => r.date],
+  ["versions", (r) => r.versions || NOT_RECORDED],
+  ["commit", (r) => r.commit || NOT_RECORDED],
+  ["date", (r) => r.date || NOT_RECORDED],
   ["record", (r) => r.record],
 ];
 const WHAT = [
@@ -57,10 +58,10 @@ function columnsOf(rows) {
   }
   return [
     ...WHAT,
-    ["ms", (r) => (failed(r) ? "failed conformance" : timeOf(r))],
+    ["ms", (r) => timeOf(r) ?? withoutNumber(r)],
+    ["of the ceiling", (r) => ofCeiling(r) ?? undefined],
     ["GB/s", (r) => (timeOf(r) && r.values.moved_bytes ? r.values.moved_bytes / r.values.ms / 1e6 : undefined)],
     ["TFLOP/s", (r) => (timeOf(r) && r.values.flops ? r.values.flops / r.values.ms / 1e9 : undefined)],
-    ["of the ceiling", (r) => ofCeiling(r) ?? undefined],
     ...HOW,
     value("ceiling"),
     value("ceiling_ms"),
@@ -71,17 +72,54 @@ function columnsOf(rows) {
   ];
 }
 
-const WIDE = ["note", "conformance", "reasons", "detail"]; // columns whose long texts are wrapped
+const LONG = 60; // characters of a text that may be wrapped
+const NARROW = window.matchMedia("(max-width: 40rem)");
+const STACKED = [...WHAT, ...HOW].map(([name]) => name); // what a row is: one column on a narrow screen
 
-const shown = (cell) =>
-  typeof cell === "number" && !Number.isInteger(cell) ? String(Number(cell.toPrecision(4))) : String(cell ?? "");
+/** A box that scrolls, with a table in it; its edges fade where there is more. */
+function addScrolled(parent, label, attributes = {}) {
+  const box = add(parent, "div", { class: "box" });
+  const region = add(box, "div", { class: "scroll", role: "region", tabindex: "0", "aria-label": label });
+  const table = add(region, "table", attributes);
+  const mark = () => {
+    box.classList.toggle("more-below", region.scrollTop + region.clientHeight < region.scrollHeight - 1);
+    box.classList.toggle("more-right", region.scrollLeft + region.clientWidth < region.scrollWidth - 1);
+    box.style.setProperty("--bar-right", `${region.offsetWidth - region.clientWidth}px`);
+    box.style.setProperty("--bar-below", `${region.offsetHeight - region.clientHeight}px`);
+  };
+  region.addEventListener("scroll", mark, { passive: true });
+  const sizes = new ResizeObserver(mark);
+  sizes.observe(region);
+  sizes.observe(table);
+  return table;
+}
 
+/** How the cells of a column are written: all numbers to four digits, if one of them is not whole. */
+function writerOf(cells) {
+  const numbers = cells.filter((cell) => typeof cell === "number");
+  const number = numbers.every(Number.isInteger) ? whole : (cell) => digits(cell, 4);
+  return (cell) => (typeof cell === "number" ? number(cell) : String(cell ?? ""));
+}
+
+/** What a row is, in one cell. */
+function addStacked(td, texts) {
+  texts.forEach((text, i) => {
+    if (i) td.append(" · ");
+    add(td, i ? "span" : "b", {}, text.startsWith("[") ? text.replaceAll(" ", "\u00a0") : text); // a size does not break
+  });
+}
+
+const isLong = (text) => text.length > LONG;
 const LISTED_ROWS = 1000; // of a table, until all are asked for
 
 /** A table whose columns sort, and which leaves as CSV with every row and digit. */
 function drawTable(parent, title, rows) {
   const columns = columnsOf(rows).map(([name, get]) => ({ name, cells: rows.map(get) }));
   const kept = columns.filter((column) => column.cells.some((cell) => ![undefined, null, "", "-"].includes(cell)));
+  for (const column of kept) {
+    column.texts = column.cells.map(writerOf(column.cells));
+    column.kind = column.cells.some((cell) => typeof cell === "number") ? "number" : "";
+  }
   let order = rows.map((_, i) => i);
   const by = kept.find((column) => column.name === state.sort.replace("-", ""));
   if (by) {
@@ -111,36 +149,46 @@ function drawTable(parent, title, rows) {
     "Download CSV",
   );
   add(tools, "span", {}, `${rows.length} rows`);
-  const region = add(parent, "div", { class: "scroll", role: "region", tabindex: "0", "aria-label": `Table: ${title}` });
-  const table = add(region, "table");
-  add(add(table, "caption"), "span", {}, title);
+  const table = addScrolled(parent, `Table: ${title}`);
   const header = add(add(table, "thead"), "tr");
-  for (const { name, cells } of kept) {
-    const sorted = state.sort === name ? "ascending" : state.sort === `-${name}` ? "descending" : "none";
-    const number = cells.some((cell) => typeof cell === "number") ? "number" : "";
-    const th = add(header, "th", { scope: "col", class: number, "aria-sort": sorted });
-    const mark = { ascending: " ▲", descending: " ▼", none: "" }[sorted];
-    const onclick = () => {
-      change({ sort: sorted === "ascending" ? `-${name}` : name });
-      [...document.querySelectorAll("#rows th button")]
-        .find((b) => b.dataset.column === name && b.closest(".scroll").getAttribute("aria-label") === `Table: ${title}`)
-        ?.focus();
-    };
-    add(th, "button", { type: "button", onclick, "data-column": name }, name + mark);
+  const stackable = kept.filter(({ name, texts }) => NARROW.matches && STACKED.includes(name) && !texts.some(isLong));
+  const isShared = ({ name, texts }) => name !== "op" && texts.every((text) => text === texts[0]);
+  const [shared, stacked] = [stackable.filter(isShared), stackable.filter((column) => !isShared(column))];
+  add(add(table, "caption"), "span", {}, [title, ...shared.map(({ texts }) => texts[0])].join(" · "));
+  const places = [...(stacked.length ? [stacked] : []), ...kept.filter((c) => !stackable.includes(c)).map((c) => [c])];
+  for (const place of places) {
+    const way = (name) => ({ [name]: "ascending", [`-${name}`]: "descending" })[state.sort];
+    const sorted = place.map(({ name }) => way(name)).find(Boolean) || "none";
+    const kind = place === stacked ? "stacked" : place[0].kind;
+    const th = add(header, "th", { scope: "col", class: kind, "aria-sort": sorted });
+    for (const { name } of place) {
+      const onclick = () => {
+        change({ sort: way(name) === "ascending" ? `-${name}` : name });
+        [...document.querySelectorAll("#rows th button")]
+          .find((b) => b.dataset.column === name && b.closest(".scroll").getAttribute("aria-label") === `Table: ${title}`)
+          ?.focus();
+      };
+      const mark = { ascending: " ▲", descending: " ▼" }[way(name)] || "";
+      add(th, "button", { type: "button", onclick, "data-column": name }, name + mark);
+    }
   }
   const body = add(table, "tbody");
   for (const i of state.all.has("rows") ? order : order.slice(0, LISTED_ROWS)) {
     const tr = add(body, "tr");
-    for (const { name, cells } of kept) {
-      const text = shown(cells[i]);
-      add(
-        tr,
-        "td",
-        { class: typeof cells[i] === "number" ? "number" : WIDE.includes(name) && text.length > 60 ? "wide" : "" },
-        text,
-      );
+    for (const place of places) {
+      if (place === stacked) {
+        const td = add(tr, "td", { class: "stacked" });
+        const texts = stacked.map((column) => column.texts[i]).filter((text) => text !== "" && text !== "-");
+        addStacked(td, texts);
+        continue;
+      }
+      const [{ kind, texts }] = place;
+      const td = add(tr, "td", { class: kind });
+      (isLong(texts[i]) ? add(td, "div", { class: "long" }) : td).append(texts[i]);
     }
   }
+  if (rows.some((row) => row.commit?.endsWith("-dirty")))
+    add(parent, "p", { class: "below" }, "-dirty: measured with changes to that commit that were not committed themselves");
   if (rows.length > LISTED_ROWS) addAll(parent, "rows", LISTED_ROWS, rows.length, "rows");
 }
 
@@ -175,29 +223,32 @@ function drawMatrix(rows) {
   if (!rows.length) add(parent, "p", {}, "No case passes the filters.");
   for (const record of grouped(rows, (row) => [row.record, row.machine, row.library])) {
     const title = `${record[0].library} on ${oneMachine(record)}, ${record[0].detail}, ${record[0].record}`;
-    const dtypes = [...new Set(record.map((row) => row.dtype))];
-    const region = add(parent, "div", { class: "scroll", role: "region", tabindex: "0", "aria-label": `Matrix: ${title}` });
-    const table = add(region, "table", { class: "matrix" });
+    const dtypes = [...new Set(record.map((row) => row.dtype))].sort();
+    const table = addScrolled(parent, `Matrix: ${title}`, { class: "matrix" });
     add(add(table, "caption"), "span", {}, title);
     const header = add(add(table, "thead"), "tr");
     const groups = grouped(record, (row) => [row.op, row.format]);
     const timed = groups.some((group) => speedsOf(group).lines.length);
     const refusing = record.some((row) => row.note);
     const last = [...(timed ? ["speed"] : []), ...(refusing ? ["why refused"] : [])];
-    for (const name of ["op", "format", ...dtypes, ...last]) add(header, "th", { scope: "col" }, name);
+    const names = NARROW.matches ? ["op, format", ["cases", ...last].join(", ")] : ["op", "format", ...dtypes, ...last];
+    for (const name of names) add(header, "th", { scope: "col" }, name);
     const body = add(table, "tbody");
     for (const group of groups) {
       const tr = add(body, "tr");
-      add(tr, "td", {}, group[0].op);
-      add(tr, "td", { class: "operands" }, inWords(group[0].format));
+      const [{ op, format }] = group;
+      const first = add(tr, "td", { class: NARROW.matches ? "stacked" : "" });
+      if (NARROW.matches) addStacked(first, [op, inWords(format)]);
+      else first.append(op);
+      if (!NARROW.matches) add(tr, "td", { class: "operands" }, inWords(format));
+      const all = NARROW.matches ? add(tr, "td", { class: "cell speed" }) : null; // one cell instead of columns
       for (const dtype of dtypes) {
-        const cell = add(tr, "td", { class: "cell" });
         const row = group.find((one) => one.dtype === dtype);
+        const cell = all ? row && add(all, "div", { class: "dtype" }, dtype) : add(tr, "td", { class: "cell" });
         if (row) outcomes(cell, row);
       }
-      const cell = timed ? add(tr, "td", { class: "cell speed" }) : null;
-      if (timed) addSpeeds(cell, speedsOf(group));
-      const reasons = refusing ? add(tr, "td", { class: "cell why" }) : null;
+      if (timed) addSpeeds(all || add(tr, "td", { class: "cell speed" }), speedsOf(group));
+      const reasons = refusing ? all || add(tr, "td", { class: "cell why" }) : null;
       const why = new Set(group.flatMap((row) => row.note.split("; ").filter(Boolean)));
       for (const reason of refusing ? why : []) add(reasons, "small", {}, reason);
     }
@@ -217,6 +268,6 @@ function outcomes(cell, row) {
   for (const [outcome, mark] of Object.entries(marks)) {
     if (!row.values[outcome]) continue;
     const kind = outcome === "known" ? "failed" : outcome;
-    add(cell, "span", { class: kind }, `${mark} ${row.values[outcome]} ${outcome}`);
+    add(cell, "span", { class: kind }, `${mark} ${whole(row.values[outcome])} ${outcome}`);
   }
 }

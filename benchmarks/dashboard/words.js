@@ -1,5 +1,6 @@
 // The page's own words, said where they are first met, and what conformance says of a bar.
 
+const UNQUANTIZED = "unquantized";
 const isOurs = (library) => library.startsWith("mxref");
 
 /** What a name of ours says after its backend. */
@@ -16,6 +17,18 @@ const VARIANTS = {
   bare: "the function itself",
   dispatched: "the function through mxref's choice of a kernel",
 };
+/** Words of labels that are not names of ours, what they mean, and where they are met. */
+const LABELS = [
+  ["in brackets", "the shape of the values; of a product [M, N, K]; of a layer of experts its tokens first", (r) => r.size],
+  ["two formats", "of a product's two sides: of weights, then of activations; one: of both", (r) => r.format.includes(" ")],
+  [UNQUANTIZED, "in no block format: plain bfloat16", (r) => under(r, "format").includes(UNQUANTIZED)],
+  [
+    "bytes of moe_experts",
+    "the packed weights of the experts that are met, whoever runs; one that multiplies decoded weights reads more",
+    (r) => r.op === "moe_experts" && r.values.moved_bytes,
+  ],
+  ["fused decode", "the product's kernel decodes the weights that it meets", (r) => r.library.endsWith("fused decode")],
+];
 const LISTED = ["folded", "portable", "decode first", "blockwise", "dequantized"]; // the others: at a bar
 const variantOf = ({ library }) => Object.keys(VARIANTS).find((name) => isOurs(library) && library.endsWith(name));
 
@@ -32,11 +45,13 @@ const isHollow = (row) => row.standing && (row.standing.outcome === "refused" ||
 /** In words, each once: what the marks of these rows stand for, and the formats that have them. */
 function notesOf(rows) {
   const said = { failed: "✗ failed conformance, so there is no number", refused: "– refused: answered by the reference" };
+  const then = (group) => [...new Set(group.map((row) => row.version))].filter((version) => version !== null).map(commitOf);
   return grouped(
     rows.filter((row) => markOf(row)),
     (row) => markOf(row),
   ).map((group) => {
-    const what = said[group[0].standing.outcome] || markOf(group[0]).trim();
+    const at = then(group).length ? ` at ${then(group).join(", ")}` : "";
+    const what = (said[group[0].standing.outcome] || markOf(group[0]).trim()) + at;
     const reasons = grouped(group, (row) => row.standing.words).map((same) => {
       const formats = [...new Set(same.map((row) => row.format))].filter((format) => format !== "-").join(", ");
       return `${formats ? `${formats}: ` : ""}${same[0].standing.words}`;
@@ -48,27 +63,46 @@ function notesOf(rows) {
   });
 }
 
+/** Why rows have no number, each reason once; conformance that failed has a note of its own. */
+const reasonsOf = (rows) =>
+  grouped(
+    rows.filter((row) => row.kind === "speed" && !row.values.ms && !failed(row)),
+    (row) => row.note,
+  ).map((same) => `no number for ${same.map(named).join(", ")}: ${same[0].note || "the record does not say why"}`);
+
 function addNotes(figure, rows) {
+  for (const reason of reasonsOf(rows)) add(figure, "p", { class: "below" }, reason);
   for (const note of notesOf(rows)) add(figure, "p", { class: `below ${note.class}` }, note.text);
 }
 
 /** Above the charts: the words that what is shown needs. */
 function drawWords(rows) {
-  const words = {
-    "ceiling, the upright mark": "a copy of as many bytes, or the plain product, timed in the same run",
-    "the second number of a bar": "its share of the ceiling: 1 is as fast, 0.5 takes twice the time",
+  const [marks, labels] = $("words").querySelectorAll("dl");
+  const about = {
+    "ceiling, the upright mark":
+      "what a throughput is held against: a copy of as many bytes, or the plain product, timed in the same run; " +
+      "each chart names its own",
+    "the second number of a bar": "its share of the ceiling: 1 is as fast, 0.5 takes twice the time, more than 1 is faster",
     "°": "conformance has something to add, which stands below the chart",
   };
+  const words = Object.fromEntries(
+    LABELS.filter(([, , isMet]) => rows.some(isMet)).map(([word, meaning]) => [word, meaning]),
+  );
   for (const row of rows) {
     const variant = variantOf(row);
     if (LISTED.includes(variant)) words[variant] = VARIANTS[variant];
   }
-  const list = $("words");
-  list.replaceChildren();
-  for (const [word, meaning] of Object.entries(words)) {
-    add(list, "dt", {}, word);
-    add(list, "dd", {}, meaning);
+  for (const [list, said] of [
+    [marks, about],
+    [labels, words],
+  ]) {
+    list.replaceChildren();
+    for (const [word, meaning] of Object.entries(said)) {
+      add(list, "dt", {}, word);
+      add(list, "dd", {}, meaning);
+    }
   }
+  labels.parentElement.hidden = !Object.keys(words).length;
   const legend = $("whose");
   legend.replaceChildren();
   for (const [ours, text] of [
