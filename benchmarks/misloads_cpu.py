@@ -6,6 +6,7 @@ with mxref. Writes results/misloads-cpu.json.
 """
 
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -68,11 +69,12 @@ def main(root: Path) -> None:
         rows.append({"checkpoint": name, "mxref": measure(path, root, base), "transformers": {"loading": says, **theirs}})
         print(json_text(rows[-1]), end="")
     record = {
-        **environment("cpu", None, "transformers", "compressed-tensors"),
+        **environment("cpu", None),
         "about": "bits per byte of the text that comes with mxref, and against the original model: divergence, the mean of "
         "sum p log2(p / q), and agreement, the share of equal likeliest tokens",
         "tokens": TOKENS,
         "seed": SEED,
+        "versions": {package: metadata.version(package) for package in ("torch", "transformers", "compressed-tensors")},
         "rows": rows,
     }
     (Path(__file__).parent / "results" / "misloads-cpu.json").write_text(json_text(record))
