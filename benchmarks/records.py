@@ -624,7 +624,7 @@ def _run(name: str, data: dict) -> Run:
     device = info.get("processor", device) if device == "cpu" else device
     counts = [f"{info[key]} {key if str(info[key]) != '1' else key[:-1]}" for key in ("cores", "threads") if info.get(key)]
     machine = ", ".join([device, *counts]) if device else NOT_RECORDED
-    return Run(name, machine, tuple(versions.items()), info.get("commit"), info.get("date"))
+    return Run(name, machine, tuple(versions.items()), info.get("commit"), info.get("date", data.get("date")))
 
 
 def load(folder: Path = RESULTS) -> tuple[Row, ...]:

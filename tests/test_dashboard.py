@@ -1155,8 +1155,8 @@ def test_numbers_of_a_column_are_written_alike(visit, tmp_path):
 
 
 def test_where_a_row_comes_from_is_said_even_where_it_is_not_recorded(visit, built, tmp_path):
-    page = visit(built, "show=other&record=eval-embedded-cpu.json")
-    assert json.loads((RESULTS / "eval-embedded-cpu.json").read_text(encoding="utf-8")).get("commit") is None
+    page = visit(built, "show=other&record=producers.json")
+    assert json.loads((RESULTS / "producers.json").read_text(encoding="utf-8")).get("commit") is None
     for rows in (table(page), downloaded(page)):
         assert {(row["commit"], row["date"]) for row in rows} == {("not recorded", "not recorded")}
     assert page.get_by_text("-dirty").count() == 0

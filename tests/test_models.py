@@ -470,7 +470,7 @@ def test_reports_are_written_as_json_csv_text_and_plot(tmp_path):
     report = run()
     data = json.loads(report.to_json())
     assert [row["bits_per_byte"] for row in data["rows"]] == [row.bits_per_byte for row in report.rows]
-    assert set(data) >= {"model", "windows", "scored_bytes", "machine", "versions", "conventions"}
+    assert set(data) >= {"model", "windows", "scored_bytes", "machine", "versions", "date", "conventions"}
     rows = list(csv.DictReader(io.StringIO(report.to_csv())))
     assert [float(row["perplexity"]) for row in rows] == [row.perplexity for row in report.rows]
     assert rows[0]["change"] == "" and rows[1]["recipe"] == "ocp"

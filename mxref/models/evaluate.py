@@ -1,6 +1,7 @@
 """What a block format costs a language model: bits per byte and perplexity on held-out text, against the model as stored."""
 
 import contextlib
+import datetime
 import math
 import os
 import platform
@@ -186,6 +187,7 @@ def evaluate(
         complete=complete,
         machine=_machine(device),
         versions=_versions(),
+        date=datetime.date.today().isoformat(),
         against=None if other is None else other.name,
         backends=selected(),
         calls=dict(calls),

@@ -112,6 +112,7 @@ class EvaluationReport:
     complete: bool
     machine: Mapping[str, str]
     versions: Mapping[str, str]
+    date: str
     against: str | None = None
     backends: tuple[str, ...] = ()
     calls: Mapping[str, Calls] = dataclasses.field(default_factory=dict)
