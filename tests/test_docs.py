@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("transformers")  # the tutorials need the extra [models]
 
-from docs._generate import formats, links, markdown, measured, pages, products, questions, storage
+from docs._generate import cards, formats, links, markdown, measured, pages, products, questions, storage
 from mxref.formats import BLOCK_FORMATS, ELEMENT_FORMATS
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -130,6 +130,31 @@ def test_tile_offsets_are_where_the_formula_says():
 def test_pictures_of_bytes_fit_on_a_phone():
     for bits, codes in ((4, (2, 7, 9, 5)), (6, (1, 2, 3, 4))):
         assert float(re.search(r'viewBox="0 0 (\d+)', storage.packing(bits, codes))[1]) <= 340
+
+
+def columns(rendered: str) -> list[list[list[str]]]:
+    """The columns of every table of a page, as they are read."""
+    tables = re.findall(r"(?:^\|.*\|\n?)+", rendered, re.MULTILINE)
+    plain = re.compile(r"[`*]|\]\([^)]*\)|\[(?=[^\]]*\]\()")
+    lines = [[plain.sub("", line).strip("| ") for line in table.splitlines()] for table in tables]
+    return [list(zip(*(re.split(r" \| ?", line) for line in table if not set(line) <= set("-:|")))) for table in lines]
+
+
+@pytest.mark.parametrize(
+    "name", ["scales/tensor-scale.md", "storage/checkpoints.md", "matmul/hardware.md", "measured/model.md"]
+)
+def test_tables_that_are_wider_than_a_phone_become_cards(name):
+    tables = columns(pages.render((DOCS / name).read_text(encoding="utf-8"), name))
+    assert any(cards.thirds(table) for table in tables)
+    for table in tables:
+        words = sum(max(max(map(len, re.split(r"[ -]", cell))) for cell in column) for column in table)
+        assert cards.thirds(table) or 7 * words <= 340  # a letter of a table is seven pixels at most, a phone shows 340
+
+
+def test_a_value_of_a_card_has_the_width_that_it_needs():
+    assert cards.thirds([["op", "qdq"], ["ms", "12.5"]]) is None
+    table = [["recipe", "a" * 60], ["bytes of codes", "16"], ["decodes to", "b" * 20], ["note", "word " * 20]]
+    assert cards.thirds(table) == [3, 1, 2, 3]
 
 
 @pytest.mark.parametrize("name, nan", [("mxfp8_e4m3", (0x7F, 0xFF)), ("mxfp8_e5m2", (0x7D, 0x7E, 0x7F, 0xFD, 0xFE, 0xFF))])
