@@ -127,9 +127,15 @@ def test_tile_offsets_are_where_the_formula_says():
         assert storage.tile_offset(r, c, 10) == 512 * (r // 128 * 3 + c // 4) + r % 32 * 16 + r % 128 // 32 * 4 + c % 4
 
 
-def test_pictures_of_bytes_fit_on_a_phone():
-    for bits, codes in ((4, (2, 7, 9, 5)), (6, (1, 2, 3, 4))):
-        assert float(re.search(r'viewBox="0 0 (\d+)', storage.packing(bits, codes))[1]) <= 340
+def test_pictures_fit_on_a_phone():
+    written = [pages.render(path.read_text(encoding="utf-8"), path.name) for path in WRITTEN]
+    frames = re.findall(
+        r'<div class="drawing-frame">.*?</div>', "".join([*written, *pages.generated_pages().values()]), re.DOTALL
+    )
+    assert len(frames) > 30
+    for frame in frames:
+        drawings = re.findall(r'<svg class="(\w*)" viewBox="0 0 (\d+)', frame)
+        assert [kind for kind, _ in drawings] in ([""], ["roomy", "phone"]) and 0.9 * int(drawings[-1][1]) <= 340
 
 
 def columns(rendered: str) -> list[list[list[str]]]:
