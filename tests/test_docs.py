@@ -86,11 +86,11 @@ def test_the_values_shown_are_those_of_ml_dtypes(name):
 
 
 @pytest.mark.parametrize("name, dtype", [("e4m3", ml_dtypes.float8_e4m3fn), ("e5m2", ml_dtypes.float8_e5m2)])
-def test_the_grids_of_eight_bits_are_those_of_ml_dtypes(name, dtype):
-    rows = re.findall(r"^\| \*\*(\w)_\*\* \|(.*)\|$", formats.values(ELEMENT_FORMATS[name]), re.MULTILINE)
+def test_the_lists_of_eight_bits_are_those_of_ml_dtypes(name, dtype):
+    shown = re.findall(r"^<li><code>0x(..)</code> (.*)</li>$", formats.values(ELEMENT_FORMATS[name]), re.MULTILINE)
     expected = np.arange(256, dtype=np.uint8).view(dtype).astype(np.float64)
-    shown = [cell.strip() for _, row in rows for cell in row.split("|")]
-    for text, value in zip(shown, expected, strict=True):
+    assert [int(code, 16) for code, _ in shown] == list(range(256))
+    for (_, text), value in zip(shown, expected, strict=True):
         assert (text == "NaN") if np.isnan(value) else read(text) == value and np.signbit(read(text)) == np.signbit(value)
 
 

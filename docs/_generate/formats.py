@@ -171,7 +171,7 @@ def _number_line(element: ElementFormat, width: float) -> Drawing:
 
 
 def values(element: ElementFormat) -> str:
-    """Every code with its value: a table of the positive ones, or a grid by hexadecimal digits."""
+    """Every code with its value: a table of the positive ones, or, where they are many, a list in columns."""
     if element.code_count <= FEW_CODES:
         half = element.sign_mask or element.code_count
         rows = []
@@ -186,12 +186,11 @@ def values(element: ElementFormat) -> str:
                 )
             )
         return table(("code", "bits", "value", "code of the negative"), rows, "lcrl")
-    rows = []
-    for high in range(element.code_count // 16):
-        cells = [exact(element.values[16 * high + low]) for low in range(16)]
-        rows.append((f"**{high:X}_**", *cells))
-    grid = table(("", *(f"_{low:X}" for low in range(16))), rows, "l" + "r" * 16)
-    return fold(f"All {element.code_count} codes, by their two hexadecimal digits", grid)
+    codes = [
+        f"<li><code>{hexadecimal(code, element.bits)}</code> {exact(value)}</li>"
+        for code, value in enumerate(element.values)
+    ]
+    return fold(f"All {element.code_count} codes", '<ol class="codes">\n' + "\n".join(codes) + "\n</ol>")
 
 
 def fields(code: int, element: ElementFormat) -> str:
