@@ -117,9 +117,16 @@ def test_every_question_has_its_section():
         for title in re.findall(r"^## (.*)$", page, re.MULTILINE)
     ]
     assert [re.sub(r"[ _]+", "-", section) for section in sections] == [section for _, section, _, _ in questions.QUESTIONS]
-    for _, _, target, _ in questions.QUESTIONS:
-        folder = target.split("/")[0]
-        assert (DOCS / target).exists() or f"{folder}/{Path(target).name}" in pages.generated_pages()
+
+
+def test_every_question_leads_to_the_section_that_answers_it():
+    generated = pages.generated_pages()
+    for question, _, target, _ in questions.QUESTIONS:
+        page, _, section = target.partition("#")
+        text = generated[page] if page in generated else (DOCS / page).read_text(encoding="utf-8")
+        titles = re.findall(r"^##+ (.*)$", text, re.MULTILINE)
+        slugs = [re.sub(r"[ _]+", "-", re.sub(r"[^a-z0-9_ -]", "", title.lower())) for title in titles]
+        assert section in slugs, (question, target, slugs)
 
 
 def test_tile_offsets_are_where_the_formula_says():

@@ -208,7 +208,9 @@ def _encode(value: float, element: ElementFormat, **options) -> int:
 def _ties_text(element: ElementFormat) -> str:
     return (
         "Halfway between two neighbours a value ties, and goes to the neighbour whose code is even (its last bit 0). "
-        f"Everything above {exact(element.max)} saturates to it."
+        f"What is above {exact(element.max)} saturates to it"
+        + ("" if element.specials == "none" else ' by default, and becomes Inf or NaN with `overflow="special"`')
+        + "."
     )
 
 
@@ -228,6 +230,19 @@ def midpoints(element: ElementFormat) -> str:
         )
     listed = table(("below", "midpoint", "above", "goes to", "code"), rows, "rrrrl")
     return listed if len(rows) < FEW_CODES else fold(f"All {len(rows)} midpoints of the positive values", listed)
+
+
+def roundings() -> str:
+    """What each rounding makes of values between those of E2M1."""
+    inputs, e2m1 = (0.25, 1.25, 2.2, 2.5, 2.6, -2.5), ELEMENT_FORMATS["e2m1"]
+    rows = []
+    for name in ROUNDINGS:
+        if name == "stochastic":  # has no one result
+            continue
+        codes = [_encode(value, e2m1, rounding=name) for value in inputs]
+        rows.append((f"`{name}`", *(exact(e2m1.values[code]) for code in codes)))
+    by_chance = "`stochastic` takes one of the two neighbours, by a random word and the value's distance from them."
+    return table(("E2M1, rounding", *map(exact, inputs)), rows) + "\n\n" + by_chance
 
 
 def special_inputs(element: ElementFormat) -> str:
