@@ -217,3 +217,37 @@ def test_the_embedded_models_page_holds_no_figure_but_counts_that_are_its_record
         f"| parameters | {total:,} in bfloat16, of which {experts:,} in experts; {met:,} take part in each token |" in text
     )
     assert re.findall(r"(?<![\w.])[+-]?\d+\.\d{2,}", text) == []  # measured, or copied from a log
+
+
+def test_a_table_of_a_record_says_what_the_record_does_not_hold():
+    assert "machine not recorded, versions not recorded, commit not recorded, date not recorded" in measured.source(
+        "producers"
+    )
+    assert "| not recorded | not recorded |" in measured.records()
+
+
+def test_what_has_no_number_says_why_in_words():
+    shown = measured.gpu_experts()
+    refused = [row for row in measured.record("moe-h200")["rows"] if "failed" in row]
+    counts = re.findall(r"no number in (\d+) rows?, since", shown)
+    assert sum(map(int, counts)) == len(refused) > 0 and "Error" not in shown
+
+
+@pytest.mark.parametrize("name", ["measured/speed.md", "measured/model.md", "scales/tensor-scale.md"])
+def test_no_page_writes_a_number_in_computer_notation_or_an_activation_by_two_names(name):
+    rendered = pages.render((DOCS / name).read_text(encoding="utf-8"), name)
+    assert re.findall(r"\d[eE][+-]\d", re.sub(r"```.*?```", "", rendered, flags=re.DOTALL)) == []
+    assert not re.search(r"\| (?:bf16|None|not quantized) \||fp4, bfloat16 \|", rendered)
+
+
+@pytest.mark.parametrize("value, digits, text", [(0.35, 3, "0.350"), (12.0, 3, "12.0"), (1234.5, 3, "1234")])
+def test_measured_values_keep_their_digits(value, digits, text):
+    assert markdown.measured(value, digits) == text
+
+
+def test_the_picture_of_speed_has_a_dot_for_each_measurement():
+    rows = [
+        row for row in measured.record("elementwise-h200")["rows"] if row["size"] == [8192, 8192] and "failed" not in row
+    ]
+    assert measured.speed_picture().count("<circle") <= 2 * len(rows)
+    assert measured.speed_picture().count("<circle") >= 2 * len({(row["op"], row["format"]) for row in rows}) > 0

@@ -264,7 +264,7 @@ def _outcome(value: float, element: ElementFormat, **options) -> str:
     try:
         code = _encode(value, element, **options)
     except ValueError:
-        return "refused: ValueError"
+        return "refused"
     return f"`{hexadecimal(code, element.bits)}` = {exact(element.values[code])}"
 
 
