@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("transformers")  # the tutorials need the extra [models]
 
-from docs._generate import cards, formats, links, markdown, measured, pages, products, questions, storage
+from docs._generate import cards, formats, links, markdown, measured, pages, products, questions, scales, storage
 from mxref.formats import BLOCK_FORMATS, ELEMENT_FORMATS
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -251,3 +251,13 @@ def test_the_picture_of_speed_has_a_dot_for_each_measurement():
     ]
     assert measured.speed_picture().count("<circle") <= 2 * len(rows)
     assert measured.speed_picture().count("<circle") >= 2 * len({(row["op"], row["format"]) for row in rows}) > 0
+
+
+def test_the_direction_of_vllm_stands_beside_those_of_the_dialects():
+    assert "vLLM" in scales.directions() and "**divide**" in scales.directions().split("vLLM")[1]
+
+
+def test_no_sentence_stands_twice_before_a_table():
+    for path in WRITTEN:
+        rendered = pages.render(path.read_text(encoding="utf-8"), path.name)
+        assert not re.search(r"[Ww]ith the default recipe.*:\n\n[Ww]ith the default recipe", rendered), path

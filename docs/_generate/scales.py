@@ -150,8 +150,9 @@ def best_rules() -> str:
     assert [name for name in wins if wins[name] == len(rows)] == searching, wins
     others = ", ".join(f"`{name}` in {wins[name]}" for name in plain)
     return (
-        f"`{'` and `'.join(searching)}` is best, or level with the best, in all {len(rows)} rows. Of the rules that look at "
-        f"amax alone none is: among themselves they are best, or level, in these numbers of rows: {others}."
+        f"`{'` and `'.join(searching)}` is best, or level with the best, in all {len(rows)} rows. The others compute the "
+        "exponent from amax and try nothing. Among those alone no rule is always best; each is best, or level with it, "
+        f"in this many rows: {others}."
     )
 
 
@@ -260,7 +261,14 @@ def directions() -> str:
                 stored = f"{largest} / amax" if layout.direction == "divide" else f"amax / {largest}"
                 names = f"`…{layout.tensor_scale}`", f"`…{layout.input_scale}`"
                 rows.append((dialect, *names, f"**{layout.direction}**", stored))
-    return table(("dialect", "weight's tensor scale", "activation's", "decoding does", "typical value"), rows)
+    vllm = [r for r in RECIPES.values() if r.name.startswith("vllm")]
+    (direction,) = {r.tensor_scale_direction for r in vllm}
+    listed = table(("dialect", "weight's tensor scale", "activation's", "decoding does", "typical value"), rows)
+    names = ", ".join(f"`{r.name}`" for r in vllm)
+    return (
+        f"{listed}\n\nvLLM reads these files and writes none. Its own quantizers ({names}) are given a tensor scale whose "
+        f"direction is **{direction}**."
+    )
 
 
 def recipe_directions() -> str:
