@@ -45,8 +45,8 @@ def translator(base: type) -> type:
             column = node.parent.column
             super().visit_entry(node)
             if self.cards and isinstance(node.parent.parent, nodes.tbody):
-                label = self.attval(self.headers[column]) if node.astext() else ""
-                mark = f'<td data-label="{label}" data-thirds="{self.cards[column]}"'
+                width = self.cards[column] if node.astext() else 0  # an empty cell is left out
+                mark = f'<td data-label="{self.attval(self.headers[column])}" data-thirds="{width}"'
                 self.body[-1] = self.body[-1].replace("<td", mark, 1)
 
     return Cards

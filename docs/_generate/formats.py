@@ -6,7 +6,7 @@ import torch
 
 import mxref
 from docs._generate.drawing import PHONE, WIDE, Drawing, box, figure, line, path, text
-from docs._generate.markdown import counted, exact, fold, hexadecimal, listing, readable, table
+from docs._generate.markdown import NO_BREAK, counted, exact, fold, hexadecimal, listing, readable, table
 from mxref.elements import OVERFLOWS, ROUNDINGS
 from mxref.formats import BLOCK_FORMATS, ELEMENT_FORMATS, FLOAT_MAX, BlockFormat, ElementFormat
 from mxref.recipes import RECIPES, SEARCHES
@@ -409,7 +409,7 @@ def bits_a_weight(block: BlockFormat) -> str:
     for length in (block.block_size, block.block_size + 1, 4096):
         q = mxref.quantize(torch.ones(1, length), block)
         stored = 8 * (q.packed.numel() + q.scales.numel())
-        rows.append((f"[1, {length}]", q.packed.numel(), q.scales.numel(), f"{stored / length:.4g}"))
+        rows.append((f"[1,{NO_BREAK}{length}]", q.packed.numel(), q.scales.numel(), f"{stored / length:.4g}"))
     formula = f"{block.element.bits} + {block.scale.bits} / {block.block_size} = {block.bits_per_element:g} bits in a row."
     if block.tensor_scale:
         formula += " The float32 tensor scale comes on top: one for a tensor, a row or an expert."

@@ -216,7 +216,7 @@ def gpu_products() -> str:
             if judged[i].outcome != PASSED:
                 notes[row["format"]] = judged[i].words
             if judged[i].outcome != FAILED:
-                numbers = [_number(row["ms"]), *("-" if share is None else f"{share:.2f}" for share in shares)]
+                numbers = [_number(row["ms"]), *("-" if share is None else _number(share, 2) for share in shares)]
                 rows.append((size, row["format"], *numbers, judged[i].outcome))
     header = ("M x N x K", "format", "ms", "of cuBLAS bfloat16", "of cuBLAS float64", "conformance")
     listed = "\n".join(f"* {format}: {words}." for format, words in notes.items())

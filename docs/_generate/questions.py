@@ -58,8 +58,8 @@ QUESTIONS = (
     (
         "Which axis, and what of a short tail?",
         "axis-and-tail",
-        "formats/mxfp4.md#bits-a-weight",
-        "MXFP4: what a tail costs",
+        "tutorials/quantize.md#along-which-axis",
+        "Along which axis",
     ),
     (
         "Does a result depend on what else is in the batch?",
