@@ -600,4 +600,6 @@ def elements_overview() -> str:
         rows.append(
             (f"[{e.name.upper()}](elements/{e.name}.md)", shape, e.bias, e.emax, exact(e.max), exact(smallest), special)
         )
-    return table(("format", "sign, exponent, mantissa bits", "bias", "emax", "max", "smallest > 0", "Inf, NaN"), rows, "lcrrrrl")
+    return table(
+        ("format", "sign, exponent, mantissa bits", "bias", "emax", "max", "smallest > 0", "Inf, NaN"), rows, "lcrrrrl"
+    )
