@@ -8,9 +8,10 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
+from sphinx.writers.html5 import HTML5Translator  # noqa: E402
 
 import mxref  # noqa: E402
-from docs._generate import pages  # noqa: E402
+from docs._generate import cards, pages  # noqa: E402
 
 torch.set_num_threads(1)  # the tensors of a page are small
 
@@ -65,6 +66,7 @@ def escape(line: str) -> str:
 
 def setup(app):
     pages.write_generated_pages()
+    app.set_translator("html", cards.translator(HTML5Translator))
     app.connect("source-read", render)
     app.connect("autodoc-process-docstring", plain_text)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("transformers")  # the tutorials need the extra [models]
 
-from docs._generate import formats, links, markdown, measured, pages, products, questions, storage
+from docs._generate import cards, formats, links, markdown, measured, pages, products, questions, scales, storage
 from mxref.formats import BLOCK_FORMATS, ELEMENT_FORMATS
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -86,11 +86,11 @@ def test_the_values_shown_are_those_of_ml_dtypes(name):
 
 
 @pytest.mark.parametrize("name, dtype", [("e4m3", ml_dtypes.float8_e4m3fn), ("e5m2", ml_dtypes.float8_e5m2)])
-def test_the_grids_of_eight_bits_are_those_of_ml_dtypes(name, dtype):
-    rows = re.findall(r"^\| \*\*(\w)_\*\* \|(.*)\|$", formats.values(ELEMENT_FORMATS[name]), re.MULTILINE)
+def test_the_lists_of_eight_bits_are_those_of_ml_dtypes(name, dtype):
+    shown = re.findall(r"^<li><code>0x(..)</code> (.*)</li>$", formats.values(ELEMENT_FORMATS[name]), re.MULTILINE)
     expected = np.arange(256, dtype=np.uint8).view(dtype).astype(np.float64)
-    shown = [cell.strip() for _, row in rows for cell in row.split("|")]
-    for text, value in zip(shown, expected, strict=True):
+    assert [int(code, 16) for code, _ in shown] == list(range(256))
+    for (_, text), value in zip(shown, expected, strict=True):
         assert (text == "NaN") if np.isnan(value) else read(text) == value and np.signbit(read(text)) == np.signbit(value)
 
 
@@ -117,9 +117,16 @@ def test_every_question_has_its_section():
         for title in re.findall(r"^## (.*)$", page, re.MULTILINE)
     ]
     assert [re.sub(r"[ _]+", "-", section) for section in sections] == [section for _, section, _, _ in questions.QUESTIONS]
-    for _, _, target, _ in questions.QUESTIONS:
-        folder = target.split("/")[0]
-        assert (DOCS / target).exists() or f"{folder}/{Path(target).name}" in pages.generated_pages()
+
+
+def test_every_question_leads_to_the_section_that_answers_it():
+    generated = pages.generated_pages()
+    for question, _, target, _ in questions.QUESTIONS:
+        page, _, section = target.partition("#")
+        text = generated[page] if page in generated else (DOCS / page).read_text(encoding="utf-8")
+        titles = re.findall(r"^##+ (.*)$", text, re.MULTILINE)
+        slugs = [re.sub(r"[ _]+", "-", re.sub(r"[^a-z0-9_ -]", "", title.lower())) for title in titles]
+        assert section in slugs, (question, target, slugs)
 
 
 def test_tile_offsets_are_where_the_formula_says():
@@ -127,9 +134,40 @@ def test_tile_offsets_are_where_the_formula_says():
         assert storage.tile_offset(r, c, 10) == 512 * (r // 128 * 3 + c // 4) + r % 32 * 16 + r % 128 // 32 * 4 + c % 4
 
 
-def test_pictures_of_bytes_fit_on_a_phone():
-    for bits, codes in ((4, (2, 7, 9, 5)), (6, (1, 2, 3, 4))):
-        assert float(re.search(r'viewBox="0 0 (\d+)', storage.packing(bits, codes))[1]) <= 340
+def test_pictures_fit_on_a_phone():
+    written = [pages.render(path.read_text(encoding="utf-8"), path.name) for path in WRITTEN]
+    frames = re.findall(
+        r'<div class="drawing-frame">.*?</div>', "".join([*written, *pages.generated_pages().values()]), re.DOTALL
+    )
+    assert len(frames) > 30
+    for frame in frames:
+        drawings = re.findall(r'<svg class="(\w*)" viewBox="0 0 (\d+)', frame)
+        assert [kind for kind, _ in drawings] in ([""], ["roomy", "phone"]) and 0.9 * int(drawings[-1][1]) <= 340
+
+
+def columns(rendered: str) -> list[list[list[str]]]:
+    """The columns of every table of a page, as they are read."""
+    tables = re.findall(r"(?:^\|.*\|\n?)+", rendered, re.MULTILINE)
+    plain = re.compile(r"[`*]|\]\([^)]*\)|\[(?=[^\]]*\]\()")
+    lines = [[plain.sub("", line).strip("| ") for line in table.splitlines()] for table in tables]
+    return [list(zip(*(re.split(r" \| ?", line) for line in table if not set(line) <= set("-:|")))) for table in lines]
+
+
+@pytest.mark.parametrize(
+    "name", ["scales/tensor-scale.md", "storage/checkpoints.md", "matmul/hardware.md", "measured/model.md"]
+)
+def test_tables_that_are_wider_than_a_phone_become_cards(name):
+    tables = columns(pages.render((DOCS / name).read_text(encoding="utf-8"), name))
+    assert any(cards.thirds(table) for table in tables)
+    for table in tables:
+        words = sum(max(max(map(len, re.split(r"[ -]", cell))) for cell in column) for column in table)
+        assert cards.thirds(table) or 7 * words <= 340  # a letter of a table is seven pixels at most, a phone shows 340
+
+
+def test_a_value_of_a_card_has_the_width_that_it_needs():
+    assert cards.thirds([["op", "qdq"], ["ms", "12.5"]]) is None
+    table = [["recipe", "a" * 60], ["bytes of codes", "16"], ["decodes to", "b" * 20], ["note", "word " * 20]]
+    assert cards.thirds(table) == [3, 1, 2, 3]
 
 
 @pytest.mark.parametrize("name, nan", [("mxfp8_e4m3", (0x7F, 0xFF)), ("mxfp8_e5m2", (0x7D, 0x7E, 0x7F, 0xFD, 0xFE, 0xFF))])
@@ -179,3 +217,47 @@ def test_the_embedded_models_page_holds_no_figure_but_counts_that_are_its_record
         f"| parameters | {total:,} in bfloat16, of which {experts:,} in experts; {met:,} take part in each token |" in text
     )
     assert re.findall(r"(?<![\w.])[+-]?\d+\.\d{2,}", text) == []  # measured, or copied from a log
+
+
+def test_a_table_of_a_record_says_what_the_record_does_not_hold():
+    assert "machine not recorded, versions not recorded, commit not recorded, date not recorded" in measured.source(
+        "producers"
+    )
+    assert "| not recorded | not recorded |" in measured.records()
+
+
+def test_what_has_no_number_says_why_in_words():
+    shown = measured.gpu_experts()
+    refused = [row for row in measured.record("moe-h200")["rows"] if "failed" in row]
+    counts = re.findall(r"no number in (\d+) rows?, since", shown)
+    assert sum(map(int, counts)) == len(refused) > 0 and "Error" not in shown
+
+
+@pytest.mark.parametrize("name", ["measured/speed.md", "measured/model.md", "scales/tensor-scale.md"])
+def test_no_page_writes_a_number_in_computer_notation_or_an_activation_by_two_names(name):
+    rendered = pages.render((DOCS / name).read_text(encoding="utf-8"), name)
+    assert re.findall(r"\d[eE][+-]\d", re.sub(r"```.*?```", "", rendered, flags=re.DOTALL)) == []
+    assert not re.search(r"\| (?:bf16|None|not quantized) \||fp4, bfloat16 \|", rendered)
+
+
+@pytest.mark.parametrize("value, digits, text", [(0.35, 3, "0.350"), (12.0, 3, "12.0"), (1234.5, 3, "1234")])
+def test_measured_values_keep_their_digits(value, digits, text):
+    assert markdown.measured(value, digits) == text
+
+
+def test_the_picture_of_speed_has_a_dot_for_each_measurement():
+    rows = [
+        row for row in measured.record("elementwise-h200")["rows"] if row["size"] == [8192, 8192] and "failed" not in row
+    ]
+    assert measured.speed_picture().count("<circle") <= 2 * len(rows)
+    assert measured.speed_picture().count("<circle") >= 2 * len({(row["op"], row["format"]) for row in rows}) > 0
+
+
+def test_the_direction_of_vllm_stands_beside_those_of_the_dialects():
+    assert "vLLM" in scales.directions() and "**divide**" in scales.directions().split("vLLM")[1]
+
+
+def test_no_sentence_stands_twice_before_a_table():
+    for path in WRITTEN:
+        rendered = pages.render(path.read_text(encoding="utf-8"), path.name)
+        assert not re.search(r"[Ww]ith the default recipe.*:\n\n[Ww]ith the default recipe", rendered), path

@@ -5,15 +5,14 @@ import math
 import torch
 
 import mxref
-from docs._generate.drawing import box, figure, line, path, text
-from docs._generate.markdown import counted, exact, fold, hexadecimal, listing, readable, table
+from docs._generate.drawing import PHONE, WIDE, Drawing, box, figure, line, path, text
+from docs._generate.markdown import NO_BREAK, counted, exact, fold, hexadecimal, listing, readable, table
 from mxref.elements import OVERFLOWS, ROUNDINGS
 from mxref.formats import BLOCK_FORMATS, ELEMENT_FORMATS, FLOAT_MAX, BlockFormat, ElementFormat
 from mxref.recipes import RECIPES, SEARCHES
 from mxref.scales import EXPONENT_RULES
 
 FEW_CODES = 64  # formats with more list their values folded
-WIDTH = 760
 BFLOAT16_BITS = 8  # of significand
 SAMPLE_BLOCK = (7.0, 2.5, -0.2, 0.0, -1.25, 0.75, 5.1, -3.4)  # a saturating maximum, ties and a small value
 
@@ -82,7 +81,7 @@ def bit_layout(element: ElementFormat) -> str:
         name = names[kind] if count * side > 50 or count * side > 8 * len(names[kind]) else kind[:4]
         shapes.append(text(left + (first + count / 2) * side, top + side + 18, name, kind="small"))
     width = 2 * left + len(kinds) * side
-    return figure(f"The bits of an {element.name.upper()} code, highest first", width, top + side + 28, shapes)
+    return figure(f"The bits of an {element.name.upper()} code, highest first", Drawing(width, top + side + 28, shapes))
 
 
 def _reading(element: ElementFormat) -> str:
@@ -127,9 +126,15 @@ def properties(element: ElementFormat) -> str:
 
 def number_line(element: ElementFormat) -> str:
     """The positive values where they lie; midpoints between them where there is room."""
+    signed = ", the negative ones mirror them" if element.signed else ""
+    caption = f"The positive values of {element.name.upper()}{signed}"
+    return figure(caption, *(_number_line(element, width) for width in (WIDE, PHONE)))
+
+
+def _number_line(element: ElementFormat, width: float) -> Drawing:
     positive = [value for value in element.positive if value > 0]
     logarithmic = positive[-1] / positive[0] > 600
-    left, right, y = 24, WIDTH - 24, 56
+    left, right, y = 24, width - 24, 56
 
     def place(value: float) -> float:
         if logarithmic:
@@ -162,12 +167,11 @@ def number_line(element: ElementFormat) -> str:
             "small",
         )
     )
-    signed = ", the negative ones mirror them" if element.signed else ""
-    return figure(f"The positive values of {element.name.upper()}{signed}", WIDTH, 104, shapes)
+    return Drawing(width, 104, shapes)
 
 
 def values(element: ElementFormat) -> str:
-    """Every code with its value: a table of the positive ones, or a grid by hexadecimal digits."""
+    """Every code with its value: a table of the positive ones, or, where they are many, a list in columns."""
     if element.code_count <= FEW_CODES:
         half = element.sign_mask or element.code_count
         rows = []
@@ -182,12 +186,11 @@ def values(element: ElementFormat) -> str:
                 )
             )
         return table(("code", "bits", "value", "code of the negative"), rows, "lcrl")
-    rows = []
-    for high in range(element.code_count // 16):
-        cells = [exact(element.values[16 * high + low]) for low in range(16)]
-        rows.append((f"**{high:X}_**", *cells))
-    grid = table(("", *(f"_{low:X}" for low in range(16))), rows, "l" + "r" * 16)
-    return fold(f"All {element.code_count} codes, by their two hexadecimal digits", grid)
+    codes = [
+        f"<li><code>{hexadecimal(code, element.bits)}</code> {exact(value)}</li>"
+        for code, value in enumerate(element.values)
+    ]
+    return fold(f"All {element.code_count} codes", '<ol class="codes">\n' + "\n".join(codes) + "\n</ol>")
 
 
 def fields(code: int, element: ElementFormat) -> str:
@@ -205,7 +208,9 @@ def _encode(value: float, element: ElementFormat, **options) -> int:
 def _ties_text(element: ElementFormat) -> str:
     return (
         "Halfway between two neighbours a value ties, and goes to the neighbour whose code is even (its last bit 0). "
-        f"Everything above {exact(element.max)} saturates to it."
+        f"What is above {exact(element.max)} saturates to it"
+        + ("" if element.specials == "none" else ' by default, and becomes Inf or NaN with `overflow="special"`')
+        + "."
     )
 
 
@@ -227,6 +232,19 @@ def midpoints(element: ElementFormat) -> str:
     return listed if len(rows) < FEW_CODES else fold(f"All {len(rows)} midpoints of the positive values", listed)
 
 
+def roundings() -> str:
+    """What each rounding makes of values between those of E2M1."""
+    inputs, e2m1 = (0.25, 1.25, 2.2, 2.5, 2.6, -2.5), ELEMENT_FORMATS["e2m1"]
+    rows = []
+    for name in ROUNDINGS:
+        if name == "stochastic":  # has no one result
+            continue
+        codes = [_encode(value, e2m1, rounding=name) for value in inputs]
+        rows.append((f"`{name}`", *(exact(e2m1.values[code]) for code in codes)))
+    by_chance = "`stochastic` takes one of the two neighbours, by a random word and the value's distance from them."
+    return table(("E2M1, rounding", *map(exact, inputs)), rows) + "\n\n" + by_chance
+
+
 def special_inputs(element: ElementFormat) -> str:
     """What the encoder makes of inputs at the edges."""
     smallest = min(value for value in element.positive if value > 0)
@@ -246,7 +264,7 @@ def _outcome(value: float, element: ElementFormat, **options) -> str:
     try:
         code = _encode(value, element, **options)
     except ValueError:
-        return "refused: ValueError"
+        return "refused"
     return f"`{hexadecimal(code, element.bits)}` = {exact(element.values[code])}"
 
 
@@ -275,9 +293,15 @@ def _spacing_text(element: ElementFormat) -> str:
 
 def spacing(element: ElementFormat) -> str:
     """The largest relative rounding error at each size, beside bfloat16's."""
+    caption = f"Largest relative rounding error of {element.name.upper()} against size, beside bfloat16"
+    return figure(caption, *(_spacing(element, width) for width in (WIDE, PHONE)))
+
+
+def _spacing(element: ElementFormat, width: float) -> Drawing:
     smallest = min(value for value in element.positive if value > 0)
     octaves = min(max(12, math.ceil(math.log2(element.max / smallest)) + 1), 33)
-    lowest, left, right, top, bottom = -11, 64, WIDTH - 74, 16, 236
+    lowest, left, right, top, bottom = -11, 40, width - 62, 16, 236
+    every = next(step for step in (2, 4, 8, 16) if step * (right - left) / octaves > 48)  # octaves from label to label
 
     def place(value: float, error: float) -> tuple[float, float]:
         across = right + math.log2(value / element.max) / octaves * (right - left)
@@ -287,7 +311,7 @@ def spacing(element: ElementFormat) -> str:
     for exponent in range(0, lowest - 1, -2):
         y = place(1, 2.0**exponent)[1]
         shapes += [line(left, y, right, y), text(left - 6, y + 4, f"2^{exponent}" if exponent else "1", "end", "small")]
-    for k in range(0, octaves + 1, 2 if octaves < 16 else 4):
+    for k in range(0, octaves + 1, every):
         x = place(element.max / 2.0**k, 1)[0]
         shapes.append(text(x, bottom + 18, f"max/2^{k}" if k else "max", kind="small"))
     teeth = []
@@ -300,8 +324,7 @@ def spacing(element: ElementFormat) -> str:
         own += [place(v, min(1.0, (high - low) / 2 / v)) for v in (max(low, high / 2), high)]
     for kind, points, name in (("second", teeth, "bfloat16"), ("first", own, element.name.upper())):
         shapes += [path(points, kind), text(right + 8, points[-1][1] + 4, name, "start", "small")]
-    caption = f"Largest relative rounding error of {element.name.upper()} against size, beside bfloat16"
-    return figure(caption, WIDTH, bottom + 28, shapes)
+    return Drawing(width, bottom + 28, shapes)
 
 
 def _users(element: ElementFormat) -> str:
@@ -349,22 +372,28 @@ def block_page(block: BlockFormat) -> str:
 
 
 def block_layout(block: BlockFormat) -> str:
-    """The scale and the elements of a block to scale, in bits."""
-    width, left, top, height = WIDTH - 20, 10, 30, 46
+    """The scale and the elements of a block to scale, in bits; on a phone in several lines."""
     bits = block.scale.bits + block.block_size * block.element.bits
-    unit = width / bits
+    a_line = 1 << (64 // block.element.bits).bit_length() - 1
+    drawings = _block_layout(block, WIDE, block.block_size), _block_layout(block, PHONE, a_line)
+    stored = f"together {bits} bits, {bits / 8:g} bytes; scales and elements are stored apart"
+    return figure(f"One block of {block.name.upper()}, to scale: {stored}", *drawings)
+
+
+def _block_layout(block: BlockFormat, width: float, a_line: int) -> Drawing:
+    left, top, height = 10, 30, 46 if a_line == block.block_size else 34
+    unit = (width - 2 * left) / (block.scale.bits + a_line * block.element.bits)
+    first = left + unit * block.scale.bits
     shapes = [
         box(left, top, unit * block.scale.bits, height, "scale"),
         text(left, top - 10, f"scale: {block.scale.bits} bits", "start", "small"),
     ]
     for i in range(block.block_size):
-        x = left + unit * (block.scale.bits + i * block.element.bits)
-        shapes.append(box(x, top, unit * block.element.bits, height, "element", f"{i}" if i < 100 else ""))
+        x, y = first + i % a_line * unit * block.element.bits, top + i // a_line * (height + 4)
+        shapes.append(box(x, y, unit * block.element.bits, height, "element", f"{i}"))
     count = f"{block.block_size} elements of {block.element.bits} bits"
-    shapes.append(text(left + width, top - 10, count, "end", "small"))
-    total = f"together {bits} bits, {bits / 8:g} bytes; scales and elements are stored apart"
-    shapes.append(text(left, top + height + 20, total, "start", "small"))
-    return figure(f"One block of {block.name.upper()}, to scale", WIDTH, top + height + 30, shapes)
+    shapes.append(text(width - left, top - 10, count, "end", "small"))
+    return Drawing(width, top + block.block_size // a_line * (height + 4), shapes)
 
 
 def _value_of_an_element(block: BlockFormat) -> str:
@@ -380,7 +409,7 @@ def bits_a_weight(block: BlockFormat) -> str:
     for length in (block.block_size, block.block_size + 1, 4096):
         q = mxref.quantize(torch.ones(1, length), block)
         stored = 8 * (q.packed.numel() + q.scales.numel())
-        rows.append((f"[1, {length}]", q.packed.numel(), q.scales.numel(), f"{stored / length:.4g}"))
+        rows.append((f"[1,{NO_BREAK}{length}]", q.packed.numel(), q.scales.numel(), f"{stored / length:.4g}"))
     formula = f"{block.element.bits} + {block.scale.bits} / {block.block_size} = {block.bits_per_element:g} bits in a row."
     if block.tensor_scale:
         formula += " The float32 tensor scale comes on top: one for a tensor, a row or an expert."
@@ -571,4 +600,6 @@ def elements_overview() -> str:
         rows.append(
             (f"[{e.name.upper()}](elements/{e.name}.md)", shape, e.bias, e.emax, exact(e.max), exact(smallest), special)
         )
-    return table(("format", "sign/exponent/mantissa", "bias", "emax", "max", "smallest > 0", "Inf, NaN"), rows, "lcrrrrl")
+    return table(
+        ("format", "sign, exponent, mantissa bits", "bias", "emax", "max", "smallest > 0", "Inf, NaN"), rows, "lcrrrrl"
+    )

@@ -58,8 +58,15 @@ def counted(count: int, what: str) -> str:
 
 
 def short(value: float, digits: int = 3) -> str:
-    """A measured value, rounded for reading."""
-    return f"{value:.{digits}g}"
+    """A measured value, rounded for reading: never in computer notation, so `3.4 × 10^38` and not `3.4e+38`."""
+    significand, _, power = f"{value:.{digits}g}".partition("e")
+    return f"{significand} × 10^{int(power)}" if power else significand
+
+
+def measured(value: float, digits: int = 3) -> str:
+    """A measured time or share with so many digits, zeros at its end too: `12.0`, `0.350`, `1234`."""
+    decimals = digits - 1 - math.floor(math.log10(value)) if value > 0 else 0
+    return f"{value:.{max(0, decimals)}f}"
 
 
 def readable(value: float) -> str:

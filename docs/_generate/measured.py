@@ -5,8 +5,12 @@ from collections import Counter
 
 from benchmarks.dashboard.standing import FAILED, PASSED, standings
 from benchmarks.records import RESULTS, Row, Run, read, text_of
-from docs._generate.markdown import NO_BREAK, fold, short, table
+from docs._generate.drawing import PHONE, WIDE, Drawing, dot, figure, line, text
+from docs._generate.markdown import NO_BREAK, counted, fold, short, table
+from docs._generate.markdown import measured as _number
 from mxref.commands.bench import timings
+
+UNQUANTIZED = dict.fromkeys(("bf16", "bfloat16", "None"), "unquantized")  # what records write where nothing is quantized
 
 
 def record(name: str) -> dict:
@@ -29,8 +33,9 @@ def source(name: str) -> str:
     made = run(name)
     versions = [f"{library} {version}" for library, version in made.versions if library in ("torch", "triton")]
     commit = made.commit and f"commit {made.commit}"
-    parts = [f"`benchmarks/results/{name}.json`", made.machine, *versions, commit, made.date]
-    return "Record: " + ", ".join(part for part in parts if part) + "."
+    parts = [made.machine, *(versions or ["versions not recorded"])]
+    parts += [commit or "commit not recorded", made.date or "date not recorded"]
+    return f"Record: `benchmarks/results/{name}.json`, " + ", ".join(parts) + "."
 
 
 def records() -> str:
@@ -38,8 +43,8 @@ def records() -> str:
     rows = []
     for path in sorted(RESULTS.glob("*.json")):
         made = run(path.stem)
-        torch = dict(made.versions).get("torch", "-")
-        rows.append((f"`{path.name}`", made.machine, torch, made.commit or "-", made.date or "-"))
+        torch = dict(made.versions).get("torch", "not recorded")
+        rows.append((f"`{path.name}`", made.machine, torch, made.commit or "not recorded", made.date or "not recorded"))
     return table(("record", "machine", "torch", "commit", "date"), rows)
 
 
@@ -70,7 +75,7 @@ def _formats_in_words(op: str, formats: str) -> str:
         return "no format"
     first, *others = formats.split()
     if op == "moe_experts":
-        inputs = {"": "too", "None": "not quantized"}
+        inputs = {"": "too", **UNQUANTIZED}
         return f"{first}, inputs {inputs.get(''.join(others), ''.join(others))}"
     return " × ".join((first, *others))
 
@@ -105,20 +110,57 @@ def _cell(value: object) -> str:
 
 
 def cpu_speed(name: str, *ops: str) -> str:
-    """Medians of `ops` in a record of a CPU, each over the median of its floor."""
+    """Medians of `ops` in a record of a CPU, each over that of its ceiling; what all rows share stands above."""
     rows = []
     for timing in timings(record(name)):
         if timing.op in ops:
-            ratio = "" if timing.ratio is None else f"{timing.ratio:.1f}"
             size = f"{NO_BREAK}×{NO_BREAK}".join(map(str, timing.size))
             who = timing.contender + (f" ({timing.note})" if timing.note else "")
-            floor = timing.floor or ""
-            floor = floor.replace(" ", NO_BREAK) if len(floor) < 12 else floor
-            rows.append(
-                (f"`{timing.op}`", timing.format, who, short(1e3 * timing.seconds, 4), ratio, floor, timing.dtype, size)
-            )
-    header = ("op", "format", "who", "median ms", "time over the floor's", "floor", "dtype", "size")
-    return table(header, rows, "lllrrlll")
+            ratio = "" if timing.ratio is None else f"{timing.ratio:.1f}"
+            ceiling = "the ceiling itself" if timing.floor is None else timing.floor
+            times = _number(1e3 * timing.seconds), ratio
+            rows.append((f"`{timing.op}`", timing.format, who, *times, ceiling, timing.dtype, size))
+    header = ("op", "format", "who", "median ms", "times the ceiling's", "ceiling", "dtype", "size")
+    kept, shared = [], []
+    for i, what in enumerate(header):
+        values = {row[i] for row in rows if row[i] not in ("the ceiling itself", "")}
+        if what in ("op", "ceiling", "dtype", "size") and len(values) == 1:
+            shared.append(f"{what} {values.pop()}")
+        else:
+            kept.append(i)
+    above = f"All rows: {', '.join(shared)}.\n\n" if shared else ""
+    cells = [tuple(row[i] for i in kept) for row in rows]
+    align = "".join("lllrrlll"[i] for i in kept)
+    return above + table([header[i] for i in kept], cells, align)
+
+
+def speed_picture(size: tuple[int, ...] = (8192, 8192)) -> str:
+    """Each op of the element-wise kernels, and other libraries' of the same run: a dot a format, over a copy's speed."""
+    lanes: dict[tuple[str, str], list[float]] = {}
+    for row in _gpu_rows():
+        if tuple(row["size"]) == size:
+            lanes.setdefault((row["op"], row["library"]), []).append(row["of_a_copy"])
+    caption = f"Speed on an {run('elementwise-h200').machine} over a copy's, at {list(size)}: a dot a format"
+    return figure(caption, *(_speed_picture(lanes, width) for width in (WIDE, PHONE)))
+
+
+def _speed_picture(lanes: dict[tuple[str, str], list[float]], width: float) -> Drawing:
+    left, right, top, lane_height = 10, width - 20, 10, 40
+    bottom = top + lane_height * len(lanes)
+    furthest = max(1.0, *(max(speeds) for speeds in lanes.values()))
+
+    def across(speed: float) -> float:
+        return left + speed / furthest * (right - left)
+
+    shapes = [line(across(1), top, across(1), bottom, "limit"), line(left, bottom, right, bottom, "axis")]
+    for i, ((op, library), speeds) in enumerate(lanes.items()):
+        y = top + i * lane_height
+        shapes += [text(left, y + 13, f"{op}, {library}", "start", "small"), line(left, y + 26, right, y + 26)]
+        kind = "dot" if library == "mxref" else "dot beside"
+        shapes += [dot(across(speed), y + 26, kind) for speed in speeds]
+    for tenths in range(0, 11, 2):
+        shapes.append(text(across(tenths / 10), bottom + 17, f"{tenths / 10:g}" if tenths < 10 else "copy", kind="small"))
+    return Drawing(width, bottom + 26, shapes)
 
 
 def _gpu_rows() -> list[dict]:
@@ -158,7 +200,7 @@ def gpu_speed() -> str:
             found = {row["op"]: f"{row['of_a_copy']:.2f}" for row in of_size if (row["library"], row["format"]) == who}
             rows.append((*who, *(found.get(op, "") for op in ops)))
         header = ("library", "format", *(f"`{op}`" for op in ops))
-        tables.append(f"**{list(size)}**\n\n" + table(header, rows, "ll" + "r" * len(ops)))
+        tables.append(fold(f"At {list(size)}", table(header, rows, "ll" + "r" * len(ops))))
     return "\n\n".join(tables)
 
 
@@ -174,7 +216,7 @@ def gpu_products() -> str:
             if judged[i].outcome != PASSED:
                 notes[row["format"]] = judged[i].words
             if judged[i].outcome != FAILED:
-                numbers = [short(row["ms"]), *("-" if share is None else short(share, 2) for share in shares)]
+                numbers = [_number(row["ms"]), *("-" if share is None else _number(share, 2) for share in shares)]
                 rows.append((size, row["format"], *numbers, judged[i].outcome))
     header = ("M x N x K", "format", "ms", "of cuBLAS bfloat16", "of cuBLAS float64", "conformance")
     listed = "\n".join(f"* {format}: {words}." for format, words in notes.items())
@@ -185,17 +227,27 @@ def gpu_experts() -> str:
     """Whole expert layers: milliseconds, and the share of a copy of the packed weights that are met; none where conformance
     failed."""
     judged = standings([*read_record("moe-h200"), *read_record("conformance-moe-h200")])
-    rows = []
+    rows, without = [], {}
     for i, row in enumerate(record("moe-h200")["rows"]):
-        if "failed" in row or (i in judged and judged[i].outcome == FAILED):
+        if i in judged and judged[i].outcome == FAILED:
             continue
-        formats = f"{row['weights']}, {row['activations']}"
+        if "failed" in row:
+            reason = row["failed"].partition(": ")[2] or row["failed"]  # the exception's name says nothing here
+            without.setdefault((row["by"], row["weights"], reason), []).append(row)
+            continue
+        formats = f"{row['weights']}, {UNQUANTIZED.get(row['activations'], row['activations'])}"
         share = f"{row['of_a_copy']:.2f}" if row["by"] == "mxref" else "-"
         peak = f"{row['peak_bytes'] / 1e6:.1f}"
         by = f"{row['by']}, {row['not_counted']} not counted" if "not_counted" in row else row["by"]
-        rows.append((row["model"], formats, row["tokens"], by, short(row["ms"]), share, peak))
+        rows.append((row["model"], formats, row["tokens"], by, _number(row["ms"]), share, peak))
     header = ("model", "weights, activations", "tokens", "by", "ms", "of a copy", "peak MB")
-    return table(header, rows, "llrlrrr")
+    notes = [
+        f"* {by} with {format}: no number in {counted(len(refused), 'row')}, since {reason}."
+        for (by, format, reason), refused in without.items()
+    ]
+    models = {model: [row[1:] for row in rows if row[0] == model] for model in dict.fromkeys(row[0] for row in rows)}
+    folds = [fold(f"{model}: {counted(len(own), 'row')}", table(header[1:], own, "lrlrrr")) for model, own in models.items()]
+    return "\n\n".join([*folds, "\n".join(notes)])
 
 
 def evaluation() -> str:
@@ -205,8 +257,8 @@ def evaluation() -> str:
         snr = "" if row["snr_db"] is None else f"{row['snr_db']:.1f}"
         rows.append(
             (
-                row["weights"],
-                row["activations"],
+                UNQUANTIZED.get(row["weights"], row["weights"]),
+                UNQUANTIZED.get(row["activations"], row["activations"]),
                 f"{row['bits_per_byte']:.4f}",
                 _change(row),
                 f"{row['bits_per_weight']:.2f}",
@@ -233,8 +285,8 @@ def evaluation_on_gpus() -> str:
             continue
         rows = [
             (
-                row["weights"],
-                row["activations"],
+                UNQUANTIZED.get(row["weights"], row["weights"]),
+                UNQUANTIZED.get(row["activations"], row["activations"]),
                 f"{row['bits_per_byte']:.4f}",
                 _change(row),
                 f"{row['cpu_bits_per_byte']:.4f}",

@@ -8,6 +8,7 @@ import torch
 import mxref
 from docs._generate.markdown import fold, hexadecimal, listing, readable, table
 from docs._generate.measured import record
+from docs._generate.measured import source as record_source
 from mxref.faults import FAULTS
 from mxref.formats import BLOCK_FORMATS, FLOAT_MAX, BlockFormat
 from mxref.producers import ROWS
@@ -200,6 +201,11 @@ def recorded() -> str:
         for recipe, (producers, formats, compared, differing, excepted) in rows.items()
     ]
     return table(("recipe", "recordings of", "formats", "compared", "differing", "excepted"), cells, "lllrrr")
+
+
+def source() -> str:
+    """Where the comparison comes from, as far as its record says."""
+    return f"{record_source('producers')} The outputs: `{record('producers')['recordings']}`."
 
 
 def exceptions() -> str:

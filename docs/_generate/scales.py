@@ -6,7 +6,7 @@ from functools import cache
 import torch
 
 import mxref
-from docs._generate.drawing import box, figure, line, path, text
+from docs._generate.drawing import Drawing, box, figure, line, path, text
 from docs._generate.markdown import NO_BREAK, exact, hexadecimal, readable, short, table
 from mxref.checkpoints.dialects import DIALECTS
 from mxref.elements import reciprocal
@@ -76,8 +76,14 @@ def _threshold(rule: str, element: mxref.ElementFormat) -> str:
 
 def saturation(format: str = "mxfp4") -> str:
     """For each rule, where the maximum of a block lands among the element's values, over one binade of amax."""
+    caption = f"{format}: amax over its scale (up) against amax's significand (across); above the dashed line it saturates"
     element = BLOCK_FORMATS[format].element
-    width, height, left, gap, across = 200, 150, 34, 16, 3
+    return figure(caption, _saturation(element, 200, 150, 3), _saturation(element, 136, 110, 2))
+
+
+def _saturation(element: mxref.ElementFormat, width: float, height: float, across: int) -> Drawing:
+    """A panel a rule, of that size, so many beside each other."""
+    left, gap = 34, 16
     top_value = 2 * element.max
     shapes = []
     for i, rule in enumerate(EXPONENT_RULES):
@@ -104,9 +110,8 @@ def saturation(format: str = "mxfp4") -> str:
             shapes += [text(left - 6, y, label, "end", "small") for y, label in labels]
         shapes.append(text(x0, y0 + height + 16, "1", "start", "small"))
         shapes.append(text(x0 + width, y0 + height + 16, "2", "end", "small"))
-    caption = f"{format}: amax over its scale (up) against amax's significand (across); above the dashed line it saturates"
     rows = -(-len(EXPONENT_RULES) // across)
-    return figure(caption, left + across * (width + gap), 6 + rows * (height + 54), shapes)
+    return Drawing(left + across * (width + gap), 6 + rows * (height + 54), shapes)
 
 
 def _data() -> dict[str, torch.Tensor]:
@@ -145,8 +150,9 @@ def best_rules() -> str:
     assert [name for name in wins if wins[name] == len(rows)] == searching, wins
     others = ", ".join(f"`{name}` in {wins[name]}" for name in plain)
     return (
-        f"`{'` and `'.join(searching)}` is best, or level with the best, in all {len(rows)} rows. Of the rules that look at "
-        f"amax alone none is: among themselves they are best, or level, in these numbers of rows: {others}."
+        f"`{'` and `'.join(searching)}` is best, or level with the best, in all {len(rows)} rows. The others compute the "
+        "exponent from amax and try nothing. Among those alone no rule is always best; each is best, or level with it, "
+        f"in this many rows: {others}."
     )
 
 
@@ -255,7 +261,14 @@ def directions() -> str:
                 stored = f"{largest} / amax" if layout.direction == "divide" else f"amax / {largest}"
                 names = f"`…{layout.tensor_scale}`", f"`…{layout.input_scale}`"
                 rows.append((dialect, *names, f"**{layout.direction}**", stored))
-    return table(("dialect", "weight's tensor scale", "activation's", "decoding does", "typical value"), rows)
+    vllm = [r for r in RECIPES.values() if r.name.startswith("vllm")]
+    (direction,) = {r.tensor_scale_direction for r in vllm}
+    listed = table(("dialect", "weight's tensor scale", "activation's", "decoding does", "typical value"), rows)
+    names = ", ".join(f"`{r.name}`" for r in vllm)
+    return (
+        f"{listed}\n\nvLLM reads these files and writes none. Its own quantizers ({names}) are given a tensor scale whose "
+        f"direction is **{direction}**."
+    )
 
 
 def recipe_directions() -> str:

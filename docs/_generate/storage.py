@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 import mxref
-from docs._generate.drawing import box, figure, text
+from docs._generate.drawing import PHONE, Drawing, box, figure, text
 from docs._generate.markdown import hexadecimal, table
 from mxref.checkpoints.dialects import DIALECTS, Layout
 from mxref.checkpoints.writers import ACTIVATIONS, MODELOPT
@@ -50,7 +50,7 @@ def packing(bits: int, codes: tuple[int, ...]) -> str:
     ]
     count = "1 byte" if len(packed) == 1 else f"{len(packed)} bytes"
     caption = f"{len(codes)} codes of {bits} bits in {count}; the highest bit is on the left, so read from right to left"
-    return figure(caption, width, 120, shapes, grows=1.4)
+    return figure(caption, Drawing(width, 120, shapes), grows=1.4)
 
 
 def packing_table() -> str:
@@ -85,7 +85,13 @@ def tile_offsets(columns: int = 8) -> str:
 
 
 def tile_picture() -> str:
-    """A 128 x 4 tile of scales on the left, its 32 lines of 16 bytes on the right."""
+    """A 128 x 4 tile of scales, and its 32 lines of 16 bytes: beside it, or on a phone below it."""
+    caption = "The 128 x 4 tile: logical scales first, then the byte offset of each"
+    return figure(caption, _tile(860, 250, 0, 29), _tile(PHONE, 6, 318, 20.5))
+
+
+def _tile(width: float, start: float, below: float, wide: float) -> Drawing:
+    """`start`, `below`: where the bytes are, right of the tile and below it; `wide`: of a byte."""
     top, height, left, cell = 40, 256, 60, 20
     shapes = []
     for group, kind in enumerate(KINDS):
@@ -94,23 +100,22 @@ def tile_picture() -> str:
         shapes.append(text(left - 6, y + 13, f"{32 * group}", "end", "small"))
         shapes.append(text(left + 2 * cell, y + height / 8 + 4, f"rows {32 * group}-{32 * group + 31}", kind="small"))
     shapes.append(text(left + 2 * cell, top - 10, "columns 0-3", kind="small"))
-    start, line_height, wide = 250, 22, 29
-    for line_number, label in (
-        (0, "r = 0, 32, 64, 96"),
-        (1, "r = 1, 33, 65, 97"),
-        (2, "r = 2, 34, 66, 98"),
-        (31, "r = 31, 63, 95, 127"),
-    ):
-        y = top + min(line_number, 5) * (line_height + 6)
+    line_height, apart = 22, 44 if below else 28  # on a phone a line's label is above it
+    words = "bytes: 32 lines of 16, each with one scale row of every group"
+    shapes.append(text(start, top + below - 10 - (12 if below else 0), words, "start", "small"))
+    for line_number in (0, 1, 2, 31):
+        y = top + below + min(line_number, 4 if below else 5) * apart
         for group, kind in enumerate(KINDS):
             for c in range(4):
                 offset = tile_offset(32 * group + line_number, c, 4)
                 assert offset == 16 * line_number + 4 * group + c
-                shapes.append(box(start + (4 * group + c) * wide, y, wide, line_height, kind, f"{offset}"))
-        shapes.append(text(start + 16 * wide + 8, y + 15, label, "start", "small"))
-    shapes.append(text(start + 8 * wide, top + 4 * (line_height + 6) + 4, "⋮"))
-    shapes.append(text(start, top - 10, "bytes: 32 lines of 16, each with one scale row of every group", "start", "small"))
-    return figure("The 128 x 4 tile: logical scales on the left, byte offsets on the right", 860, top + height + 16, shapes)
+                x = start + (4 * group + c) * wide
+                shapes.append(box(x, y, wide, line_height, kind, f"{offset}", "small" if below else "label"))
+        label = "r = " + ", ".join(f"{32 * group + line_number}" for group in range(4))
+        shapes.append(text(*((start, y - 5) if below else (start + 16 * wide + 8, y + 15)), label, "start", "small"))
+    shapes.append(text(start + 8 * wide, top + below + (3.3 if below else 4) * apart + 4, "⋮"))
+    bottom = top + below + 4 * apart + line_height if below else top + height
+    return Drawing(width, bottom + 16, shapes)
 
 
 def layouts() -> str:
