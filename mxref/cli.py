@@ -899,7 +899,7 @@ def bench_command(
     quick: Annotated[bool, typer.Option("--quick", help="Tiny sizes, one round: do they run? (cpu)")] = False,
     json_file: JsonOption = None,
 ) -> None:
-    """How fast everything is beside a floor of the same run, such as a copy. It needs a checkout of the repository.
+    """How fast everything is beside a ceiling of the same run, such as a copy. It needs a checkout of the repository.
 
     Nothing is timed before it is checked, kernels against the reference, bit for bit. Exit code 1 if anything is wrong: then
     no JSON is written, and no number of that benchmark shown.
@@ -947,8 +947,8 @@ def _check_bench(device: str, quick: bool) -> None:
 
 
 def _timings_table(title: str, rows: Sequence["Timing"]) -> Table:
-    table = _table(title, "op", "format", "dtype", "size", "who", "median ms", "times the floor", "floor", "bits")
-    for name in ("median ms", "times the floor"):
+    table = _table(title, "op", "format", "dtype", "size", "who", "median ms", "times the ceiling's", "ceiling", "bits")
+    for name in ("median ms", "times the ceiling's"):
         next(column for column in table.columns if column.header == name).justify = "right"
     for row in rows:
         ms = "" if row.seconds is None else f"{1e3 * row.seconds:.4g}"
