@@ -40,7 +40,7 @@ def rceil(amax: torch.Tensor, element: ElementFormat) -> torch.Tensor:
 
 
 def rfloor(amax: torch.Tensor, element: ElementFormat) -> torch.Tensor:
-    """The largest e with max * 2^e <= amax: the block maximum gets the largest code, whatever it is. Source: triton_kernels."""
+    """The largest e with max * 2^e <= amax: the block maximum gets the largest code always. Source: triton_kernels."""
     exponent, significand = split(amax)
     max_significand = float_bits(element.max) & (HIDDEN_BIT - 1) | HIDDEN_BIT
     return exponent - (significand < max_significand).int() - FLOAT_BIAS - element.emax
