@@ -219,7 +219,7 @@ def dequantize(q: BlockTensor, dtype: torch.dtype = torch.float32) -> torch.Tens
 def _dequantize(q: BlockTensor, dtype: torch.dtype) -> torch.Tensor:
     grid = q._grid
     codes, scales = grid.to_blocks(q.codes), grid.scales_to_blocks(q.scales)
-    stored = grid.scales_to_blocks(torch.ones((), device=q.device) if q.tensor_scale is None else q.tensor_scale)
+    stored = grid.scales_to_blocks(q.scales.new_ones((), dtype=torch.float32) if q.tensor_scale is None else q.tensor_scale)
     decoded = ((part, decode_blocks(codes[part], scales[part], q.format, q.recipe, stored[part])) for part in grid.chunks())
     return _gather(decoded, grid, q.recipe, dtype, q.device)
 
@@ -389,7 +389,7 @@ def _plan(call: QuantizeCall, row_ids: torch.Tensor | None = None) -> _Plan:
     x, grid, recipe = call.x, call.grid, call.recipe
     blocks = grid.to_blocks(rotate(x, recipe.transform, grid.axis))
     scale = call.tensor_scale(lambda granularity: amax_of_scales(_amax_of_blocks(blocks, grid), granularity, grid))
-    one = torch.ones((), device=x.device)
+    one = torch.ones((), dtype=torch.float32, device=x.device)
     scale_of_each_block = TensorScale(*(grid.scales_to_blocks(s) for s in scale or (one, one) if s is not None))
     index = None
     if recipe.rounding == "stochastic":

@@ -134,7 +134,7 @@ def _quotient(numerator: float, divisor: float) -> Fraction | float:
         return math.copysign(0.0, numerator)
     if math.isfinite(numerator) and math.isfinite(divisor):
         return Fraction(numerator) / Fraction(divisor)
-    return float(torch.tensor(numerator) / torch.tensor(divisor))
+    return numerator / divisor
 
 
 def _element_step(x: float, quotient: Fraction | float, code: int, decoded: float, element: ElementFormat) -> ElementStep:

@@ -352,7 +352,7 @@ def _nan_is_max(quotient: torch.Tensor, scales: torch.Tensor, blocks: Blocks) ->
 @_fault("quotient", "a quotient that is NaN becomes a code cut out of its bits")
 def _torchao_nan_quotient(quotient: torch.Tensor, scales: torch.Tensor, blocks: Blocks) -> torch.Tensor:
     """Codes 12 and 4 where the scale is NaN, 11 for 0 * Inf, as the values that round to them."""
-    nan = torch.where(_no_scale(blocks), -2.0, -1.5)
+    nan = torch.where(_no_scale(blocks), -2.0, -1.5).to(torch.float32)
     nan = torch.where((blocks.amax > INF_BITS) & ~blocks.tensor.stored.isnan(), 2.0, nan)[:, None]
     return torch.where(quotient.isnan() | (nan != -1.5), nan, quotient)
 
@@ -491,7 +491,7 @@ def _overflow_saturates(values: torch.Tensor) -> torch.Tensor:
 
 def _least_difference(quotient: torch.Tensor, element: ElementFormat) -> torch.Tensor:
     """The first code with the least float32 difference: 0 for NaN and for what is far beyond all of them."""
-    values = torch.tensor(element.positive, device=quotient.device)
+    values = torch.tensor(element.positive, dtype=quotient.dtype, device=quotient.device)
     return (quotient.abs()[..., None] - values).abs().argmin(-1).int() | element.sign_mask * (quotient < 0).int()
 
 

@@ -203,7 +203,7 @@ def _apply_scales(
 def _tensor_factor(q: BlockTensor) -> torch.Tensor:
     """What a decoded tensor is multiplied by, float32, 0-d or `[..., M, 1]`; 1 where it has no tensor scale."""
     if q.tensor_scale is None:
-        return torch.ones((), device=q.device)
+        return torch.ones((), dtype=torch.float32, device=q.device)
     return reciprocal(q.tensor_scale) if q.recipe.tensor_scale_direction == "divide" else q.tensor_scale
 
 
