@@ -725,9 +725,9 @@ def _kernel_facts(op: str, backend: str, ending: str | None) -> dict[str, str | 
     except RuntimeError as broken:  # a package's fault, to be listed like any other
         return {**facts, "here": f"broken: {' '.join(str(broken).split())}"}
     try:
-        here = kernel.requires() or "runs"
-    except (Exception, SystemExit) as broken:
-        here = f"broken: requires raises {type(broken).__name__}: {' '.join(str(broken).split())}"
+        here = registry.ask(kernel, "requires") or "runs"
+    except registry.AskingFailed as broken:
+        here = f"broken: {' '.join(str(broken).split())}"
     return {
         **facts,
         "formats": "any" if kernel.formats is None else ", ".join(kernel.formats),

@@ -309,7 +309,7 @@ def kernel(op: str, backend: str) -> Kernel | None:
     except KeyboardInterrupt:
         raise
     except BaseException as failure:  # a module may ask to exit, or a test in it to be skipped
-        raise RuntimeError(f"{source} cannot be loaded: {type(failure).__name__}: {failure}") from failure
+        raise RuntimeError(f"{source} cannot be loaded: {told(failure)}") from failure
     if not isinstance(found, Kernel):
         raise RuntimeError(f"{source} is a {type(found).__name__}: expected a mxref.registry.Kernel")
     if (found.op, found.backend) != (op, backend):
@@ -404,7 +404,7 @@ def _refusal(kernel: Kernel, args: tuple, kwargs: dict) -> str | None:
     for format in _formats(kernel.op, args, kwargs) if kernel.formats is not None else ():
         if format not in kernel.formats:
             return f"{kernel.op} of {format}: the kernel takes {', '.join(kernel.formats)}"
-    return _ask(kernel, "accepts", *args, **kwargs)
+    return ask(kernel, "accepts", *args, **kwargs)
 
 
 def _formats(op: str, args: tuple, kwargs: dict) -> Iterator[str]:
@@ -418,18 +418,28 @@ def _formats(op: str, args: tuple, kwargs: dict) -> Iterator[str]:
 
 @functools.cache
 def _missing(kernel: Kernel) -> str | None:
-    return _ask(kernel, "requires")
+    return ask(kernel, "requires")
 
 
 class AskingFailed(RuntimeError):
     """A kernel raised, or gave no answer, when asked whether it takes a call."""
 
 
-def _ask(kernel: Kernel, what: str, *args, **kwargs) -> str | None:
+def told(error: BaseException) -> str:
+    """Type and text of an exception of somebody else's code, whose text may not be readable, or not be text."""
+    try:
+        text = str(error)
+    except Exception as problem:
+        text = f"its text cannot be read: {type(problem).__name__}"
+    return f"{type(error).__name__}: {text}".encode("utf-8", "backslashreplace").decode()
+
+
+def ask(kernel: Kernel, what: str, *args, **kwargs) -> str | None:
+    """What a kernel answers when asked whether it takes a call (`accepts`) or what it lacks (`requires`)."""
     try:
         answer = getattr(kernel, what)(*args, **kwargs)
-    except Exception as problem:
-        said, cause = f"raises {type(problem).__name__}: {problem}", problem
+    except (Exception, SystemExit) as problem:
+        said, cause = f"raises {told(problem)}", problem
     else:
         if answer is None or (isinstance(answer, str) and answer):
             return answer

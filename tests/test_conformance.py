@@ -195,6 +195,16 @@ def test_one_fault_is_shown_in_full_once_and_counted_in_a_line_a_dtype():
     assert text.count("block\n") == 2 * 40 and len(report.record()["failures"]) == 63
 
 
+@pytest.mark.parametrize(
+    "given",
+    [{"known_failures": ["relu2 x reason"]}, {"known_failures": {"relu2": "r"}}, {"known_failures": b"/f"}, {"ops": "qdq"}],
+)
+def test_arguments_of_other_types_are_refused(given):
+    ((name, value),) = given.items()
+    with pytest.raises(ValueError, match=re.escape(f"{name}={value!r}: expected ")):
+        verify(**{"ops": ["relu2"], **given})
+
+
 def test_unknown_names_are_refused():
     with pytest.raises(ValueError, match="op='expp': expected one of .*exp"):
         verify(ops=["expp"])
@@ -1100,7 +1110,35 @@ def test_what_kernels_refuse():
     )
     assert refusals(element) == list(mxref.ELEMENT_FORMATS)
     broken = replace(element, accepts=lambda codes: None)
-    assert len(refusals(broken)) == 1 and refusals(broken)[0].startswith("accepts raises TypeError")
+    assert len(refusals(broken)) == 1 and refusals(broken)[0].startswith("kernel decode.wrong: accepts raises TypeError")
+
+    vague = replace(element, accepts=lambda codes, element: 7)
+    assert refusals(vague) == ["kernel decode.wrong: accepts returns 7: expected None or a sentence that says why not"]
+    mute = replace(element, accepts=mutely)
+    assert refusals(mute) == ["kernel decode.wrong: accepts raises Mute: its text cannot be read: RuntimeError"]
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise RuntimeError
+
+
+def mutely(*args, **kwargs):
+    raise Mute
+
+
+@pytest.mark.parametrize(
+    "raised, said", [(Mute(), "Mute: its text cannot be read: RuntimeError"), (ValueError("\udcff"), "ValueError: \\udcff")]
+)
+def test_a_kernel_whose_error_is_no_text_has_failed_and_the_report_is_text(offer, raised, said):
+    def fails(x):
+        raise raised
+
+    offer("relu2", fails)
+    report = verify("wrong", ops=["relu2"])
+    found = [outcome.failure.difference for outcome in report.outcomes if outcome.failure]
+    assert len(found) >= 11 and all(text.startswith(f"it raised {said}") for text in found)
+    report.to_json().encode("utf-8")
 
 
 # contracts

@@ -14,6 +14,7 @@ from mxref.conformance.cases import Case
 from mxref.elements import decode_codes
 from mxref.explain import _bit_fields
 from mxref.formats import ElementFormat, element_format
+from mxref.registry import told
 
 SHOWN = 16  # values, where an op has no blocks
 
@@ -37,7 +38,7 @@ def first_block(case: Case, actual: Any, expected: Any) -> str:
             args, kwargs = case.arguments()
             return _SHOW.get(case.op, _show_values)(args, kwargs, actual, expected)
     except Exception as problem:  # what shows a failure must not hide it
-        return f"no block to show: {type(problem).__name__}: {problem}"
+        return f"no block to show: {told(problem)}"
 
 
 # ---- ops with blocks ------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import torch
 from mxref.conformance.cases import cases
 from mxref.formats import BLOCK_FORMATS
 from mxref.recipes import RECIPES
-from mxref.registry import Kernel
+from mxref.registry import AskingFailed, Kernel, ask
 
 
 def refusals(kernel: Kernel) -> list[str]:
@@ -16,11 +16,11 @@ def refusals(kernel: Kernel) -> list[str]:
     found: dict[str, None] = {}
     for args, kwargs in _calls(kernel.op):
         try:
-            reason = kernel.accepts(*args, **kwargs)
-        except Exception as problem:  # a fault of the kernel's, to be listed like any other
-            reason = f"accepts raises {type(problem).__name__}: {problem}"
+            reason = ask(kernel, "accepts", *args, **kwargs)
+        except AskingFailed as problem:  # a fault of the kernel's, to be listed like any other
+            reason = str(problem)
         if reason is not None:
-            found[str(reason)] = None
+            found[reason] = None
     return list(found)
 
 

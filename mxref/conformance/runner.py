@@ -78,15 +78,21 @@ def verify(
     chosen = list(offered if ops is None else ops)
     if not chosen:
         raise ValueError(f"ops is empty: expected some of {', '.join(op for op in OPS if op in offered)}")
+    if isinstance(ops, str):
+        raise ValueError(f"ops={ops!r}: expected names in a list, such as [{ops!r}], or None")
     for op in chosen:
         if op not in OPS or op not in offered:
             raise ValueError(f"op={op!r}: expected one of {', '.join(op for op in OPS if op in offered)}")
     check_number("workers", workers, 0)
     check_number("timeout", timeout, FLOAT_SMALLEST, expected="seconds > 0")
     check_device(device)
-    known = known_failures if isinstance(known_failures, Mapping) else {}
     if isinstance(known_failures, (str, Path)):
         known = read_known_failures(known_failures)
+    else:
+        known = {} if known_failures is None else known_failures
+        if not isinstance(known, Mapping) or not all(isinstance(key, tuple) and len(key) == 2 for key in known):
+            accepted = "reasons by (op, case id), a file's name or None"
+            raise ValueError(f"known_failures={known_failures!r}: expected {accepted}")
     present = [case for op in chosen for case in cases(op, level)]
     unmatched = sorted(known.keys() - {(case.op, case.id) for case in present})
     if unmatched:
@@ -194,7 +200,7 @@ def run_case(case: Case, backend: str, device: str, strict: bool = False) -> Out
         except SettingsChanged as changed:
             found, block = str(changed), "" if changed.__context__ is None else _traceback(changed.__context__)
         except BaseException as error:  # of the kernel, which may ask to exit, or of the device when its result is read
-            found, said = f"it raised {type(error).__name__}: {error}", traceback.format_exception_only(error)[0]
+            found, said = f"it raised {registry.told(error)}", traceback.format_exception_only(error)[0]
             block = _traceback(error).removesuffix(said.rstrip()).rstrip()
     if refused is not None and not strict:
         return Outcome(case.op, case.id, case.format, case.dtype, refused=refused)
@@ -242,7 +248,7 @@ def _taken(case: Case, subject: tuple[str, ...], args: tuple, kwargs: dict) -> s
     except SettingsChanged:
         raise
     except Exception as error:
-        return f"it raised {type(error).__name__}: {error}; {must}"
+        return f"it raised {registry.told(error)}; {must}"
     return f"it gave a result; {must}"
 
 
