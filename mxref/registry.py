@@ -374,7 +374,9 @@ def _records_gradients(args: tuple, kwargs: dict) -> bool:
     backward, forward = torch.is_grad_enabled(), forward_ad._current_level >= 0
     if not backward and not forward:
         return False
-    tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
+    given = (*args, *kwargs.values())
+    listed = (part for a in given if isinstance(a, (list, tuple)) for part in a)
+    tensors = [a for a in (*given, *listed) if isinstance(a, torch.Tensor)]
     watched = backward and any(a.requires_grad for a in tensors)
     return watched or (forward and any(forward_ad.unpack_dual(a).tangent is not None for a in tensors))
 

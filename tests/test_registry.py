@@ -211,6 +211,14 @@ def test_a_kernel_that_raises_when_asked_is_named(install, backend, said):
             mxref.functions.exp([1.0])
 
 
+def test_a_list_that_autograd_watches_is_the_references():
+    for parts in ([torch.ones(1), torch.ones(1, requires_grad=True)], (torch.ones(1, requires_grad=True),)):
+        assert registry._records_gradients((parts,), {}) and registry._records_gradients((), {"terms": parts})
+        with torch.no_grad():
+            assert not registry._records_gradients((parts,), {})
+    assert not registry._records_gradients(([torch.ones(1)],), {})
+
+
 def test_an_answer_that_is_no_sentence_names_the_kernel(install):
     install("exp.vague = fake_kernels:VAGUE")
     said = "^kernel exp.vague: accepts returns False: expected None or a sentence that says why not$"
