@@ -1034,6 +1034,18 @@ def raises(group, first):
     yield
 
 
+def prints(group, first):
+    print("a kernel speaks")
+    os.write(1, b"and so does its C")
+    yield "whole"
+
+
+def test_what_kernels_print_is_not_on_stdout(capfd):
+    list(run_shared({("relu2", "-", "float32", False, 0): 1}, 1, prints, None))
+    out, err = capfd.readouterr()
+    assert out == "" and "a kernel speaks" in err and "and so does its C" in err
+
+
 def test_what_a_process_raises_is_raised():
     with pytest.raises(KeyError, match="relu2"):
         list(run_shared({("relu2", "-", "float32", False): 1}, 2, raises, None))

@@ -3,6 +3,7 @@
 import contextlib
 import math
 import multiprocessing
+import os
 import signal
 import time
 from collections import deque
@@ -132,6 +133,7 @@ def _after_death(
 
 def _serve(connection: Connection, run: Callable[[Group, int], Iterator[Outcome]], workers: int) -> None:
     """In a process of its own: outcomes of the groups that `connection` asks for, one of `workers` that share the cores."""
+    os.dup2(2, 1)  # what a kernel prints is no part of a report on stdout
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: it is for the process that asks, which ends this one
     threads = torch.get_num_threads()
     torch.set_num_threads(min(threads, max(2, threads // workers)))  # two: a kernel may share its work among them
