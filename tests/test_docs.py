@@ -249,8 +249,7 @@ def test_the_picture_of_speed_has_a_dot_for_each_measurement():
     rows = [
         row for row in measured.record("elementwise-h200")["rows"] if row["size"] == [8192, 8192] and "failed" not in row
     ]
-    assert measured.speed_picture().count("<circle") <= 2 * len(rows)
-    assert measured.speed_picture().count("<circle") >= 2 * len({(row["op"], row["format"]) for row in rows}) > 0
+    assert measured.speed_picture().count("<circle") == 2 * len(rows) > 0  # where there is room, and on a phone
 
 
 def test_the_direction_of_vllm_stands_beside_those_of_the_dialects():

@@ -36,9 +36,10 @@ def missing() -> str | None:
 
 
 @functools.cache
-def starts_early(device: torch.device) -> bool:
-    """Whether a launch can start before the launch before has ended: on NVIDIA GPUs from compute capability 9.0."""
-    return not INTERPRETED and torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= (9, 0)
+def compute_capability(device: torch.device) -> tuple[int, int]:
+    """That of an NVIDIA GPU; (0, 0) of another maker's, and in the interpreter."""
+    nvidia = not INTERPRETED and torch.version.cuda is not None
+    return torch.cuda.get_device_capability(device) if nvidia else (0, 0)
 
 
 def element_refusal(element: ElementFormat) -> str | None:
@@ -209,7 +210,7 @@ def _encode(call: QuantizeCall, out: torch.Tensor, scales: torch.Tensor | None, 
         near = geometry.matrices * strides[0] + geometry.k < 1 << 31  # offsets are int32
         if run == "line" and run_out == "all" and geometry.per_thread < 16 and near:
             run, run_out, programs = "row", "rows", geometry.row_programs
-        follows = geometry.few and starts_early(call.x.device)
+        follows = geometry.few and compute_capability(call.x.device) >= (9, 0)
         filled = memory(out) if scales is None else geometry.words(out, format.element.bits, geometry.per_thread)
         encode_kernel[programs](
             x, up, strides[0], k_blocks, filled, out if scales is None else scales, lines, table, stored_lines,

@@ -27,6 +27,7 @@ from accel.triton._launch import (
     DTYPES,
     EXACT,
     STORED,
+    compute_capability,
     decode_blocks,
     element_refusal,
     format_refusal,
@@ -243,7 +244,8 @@ def chosen(a: BlockTensor, b: BlockTensor) -> Fused | Folded | Warpgroups:
         return fused(a, b)
     if dtype == torch.float64:
         return Folded(64, 64, 4, 3)
-    if _is_hopper(a.device) and a.shape[-1] % 64 == 0 and a.shape[-1] > 128:  # one tile of K alone loses a block
+    hopper = compute_capability(a.device)[0] == 9
+    if hopper and a.shape[-1] % 64 == 0 and a.shape[-1] > 128:  # one tile of K alone loses a block
         if in_float8(a.format, b.format):
             return Warpgroups(4, 2, 64, 1, 4, 1)
         small = min(a.format.block_size, b.format.block_size) < 32
@@ -256,11 +258,6 @@ def fused(a: BlockTensor, b: BlockTensor) -> Fused:
     if method(a.format, b.format) != "float16":
         return Fused(32, 32, 4)
     return Fused(16, 32, 4) if a.shape[:-1].numel() <= 16 else Fused(64, 64, 4)
-
-
-@functools.cache
-def _is_hopper(device: torch.device) -> bool:
-    return not INTERPRETED and torch.version.cuda is not None and torch.cuda.get_device_capability(device)[0] == 9
 
 
 # ---- launches -------------------------------------------------------------------------------------------------------

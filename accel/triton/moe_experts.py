@@ -35,6 +35,7 @@ from accel.triton._launch import (
     NOTHING,
     STORED,
     Activated,
+    compute_capability,
     decode_blocks,
     format_refusal,
     gate_table,
@@ -456,7 +457,7 @@ def requires() -> str | None:
     """What the machine lacks, or None: Triton's products of decoded pairs are known for compute capability 9.0."""
     if INTERPRETED or missing():
         return missing()
-    capable = torch.version.cuda is not None and torch.cuda.get_device_capability() == (9, 0)
+    capable = compute_capability(torch.device("cuda")) == (9, 0)
     return None if capable else "an NVIDIA GPU of compute capability 9.0 is needed"
 
 

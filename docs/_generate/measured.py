@@ -4,13 +4,11 @@ import json
 from collections import Counter
 
 from benchmarks.dashboard.standing import FAILED, PASSED, standings
-from benchmarks.records import RESULTS, Row, Run, read, text_of
+from benchmarks.records import RESULTS, Row, Run, operands, read, text_of
 from docs._generate.drawing import PHONE, WIDE, Drawing, dot, figure, line, text
 from docs._generate.markdown import NO_BREAK, counted, fold, short, table
 from docs._generate.markdown import measured as _number
 from mxref.commands.bench import timings
-
-UNQUANTIZED = dict.fromkeys(("bf16", "bfloat16", "None"), "unquantized")  # what records write where nothing is quantized
 
 
 def record(name: str) -> dict:
@@ -75,8 +73,7 @@ def _formats_in_words(op: str, formats: str) -> str:
         return "no format"
     first, *others = formats.split()
     if op == "moe_experts":
-        inputs = {"": "too", **UNQUANTIZED}
-        return f"{first}, inputs {inputs.get(''.join(others), ''.join(others))}"
+        return f"{first}, inputs {operands(*others) or 'too'}"
     return " × ".join((first, *others))
 
 
@@ -235,7 +232,7 @@ def gpu_experts() -> str:
             reason = row["failed"].partition(": ")[2] or row["failed"]  # the exception's name says nothing here
             without.setdefault((row["by"], row["weights"], reason), []).append(row)
             continue
-        formats = f"{row['weights']}, {UNQUANTIZED.get(row['activations'], row['activations'])}"
+        formats = f"{row['weights']}, {operands(row['activations'])}"
         share = f"{row['of_a_copy']:.2f}" if row["by"] == "mxref" else "-"
         peak = f"{row['peak_bytes'] / 1e6:.1f}"
         by = f"{row['by']}, {row['not_counted']} not counted" if "not_counted" in row else row["by"]
@@ -257,8 +254,8 @@ def evaluation() -> str:
         snr = "" if row["snr_db"] is None else f"{row['snr_db']:.1f}"
         rows.append(
             (
-                UNQUANTIZED.get(row["weights"], row["weights"]),
-                UNQUANTIZED.get(row["activations"], row["activations"]),
+                operands(row["weights"]),
+                operands(row["activations"]),
                 f"{row['bits_per_byte']:.4f}",
                 _change(row),
                 f"{row['bits_per_weight']:.2f}",
@@ -285,8 +282,8 @@ def evaluation_on_gpus() -> str:
             continue
         rows = [
             (
-                UNQUANTIZED.get(row["weights"], row["weights"]),
-                UNQUANTIZED.get(row["activations"], row["activations"]),
+                operands(row["weights"]),
+                operands(row["activations"]),
                 f"{row['bits_per_byte']:.4f}",
                 _change(row),
                 f"{row['cpu_bits_per_byte']:.4f}",
